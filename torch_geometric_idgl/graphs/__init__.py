@@ -1,0 +1,36 @@
+"""A learned graph is a linear operator."""
+
+from .anchor import AnchorGraph
+from .base import Affinity, GraphOperator
+from .dense import DenseGraph
+from .factors import DenseFactor, Factor, WeightedFactor
+from .low_rank import LowRankGraph
+from .mixture import ColumnScaled, Memoized, Mixture, RowNormalized
+from .scores import InnerScores, PairScores, Scores, WeightedScores
+from .signal import Signal
+from .sparse import SparseGraph
+from .sparsify import sparsify
+from .tiled import TiledGraph
+
+__all__ = [
+    'Affinity',
+    'AnchorGraph',
+    'ColumnScaled',
+    'DenseFactor',
+    'DenseGraph',
+    'Factor',
+    'GraphOperator',
+    'InnerScores',
+    'LowRankGraph',
+    'Memoized',
+    'Mixture',
+    'PairScores',
+    'RowNormalized',
+    'Scores',
+    'Signal',
+    'SparseGraph',
+    'TiledGraph',
+    'WeightedFactor',
+    'WeightedScores',
+    'sparsify',
+]

@@ -1,0 +1,140 @@
+r"""Factors :math:`\mathbf{U}` of graphs :math:`\mathbf{A} = \mathbf{U}
+\mathbf{V}^{\top}`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..ops.features import matmul, square
+from ..ops.layout import Layout
+from ..ops.numeric import safe_rsqrt
+from ..ops.sparse import SparseMatrix
+from .signal import Signal
+
+__all__ = ['DenseFactor', 'Factor', 'WeightedFactor']
+
+
+class Factor(ABC):
+    r"""One vector for each node; the similarity of two nodes is their inner product."""
+
+    layout: Layout
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The number type."""
+
+    @abstractmethod
+    def expand(self, coefficient: Tensor) -> Tensor:
+        r""":math:`\mathbf{U} \mathbf{C}`, from coefficients to nodes."""
+
+    @abstractmethod
+    def project(self, x: Tensor) -> Tensor:
+        r""":math:`\mathbf{U}^{\top} \mathbf{F}`, from nodes to coefficients."""
+
+
+class DenseFactor(Factor):
+    r"""An explicit factor, small: node embeddings times heads.
+
+    Args:
+        value (torch.Tensor): The vectors, of shape :obj:`[n, K]`.
+        layout (Layout): The graphs of the rows.
+    """
+
+    def __init__(self, value: Tensor, layout: Layout) -> None:
+        self.value = value
+        self.layout = layout
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """The vectors, padded: :obj:`[B, N, K]`."""
+        return self.layout.pad(self.value)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        r""":math:`\mathbf{U}^{\top} \mathbf{U}` of each graph: :obj:`[B, K, K]`."""
+        return self.padded.transpose(1, 2) @ self.padded
+
+    def expand(self, coefficient: Tensor) -> Tensor:  # [B, K, f] -> [n, f]
+        return self.layout.unpad(self.padded @ coefficient)
+
+    def project(self, x: Tensor) -> Tensor:  # [n, f] -> [B, K, f]
+        return self.padded.transpose(1, 2) @ self.layout.pad(x)
+
+    def rows(self, index: Tensor, layout: Layout) -> DenseFactor:
+        """The vectors of chosen nodes (the anchors)."""
+        return DenseFactor(self.value[index], layout)
+
+
+class WeightedFactor(Factor):
+    r"""The factor of multi-head weighted cosines of raw features, never formed:
+
+    .. math::
+        \mathbf{U} = \frac{1}{\sqrt{m}} \big\Vert_{p=1}^{m} \mathrm{diag}(\mathbf{r}_p)
+        \, \mathbf{X} \, \mathrm{diag}(\mathbf{w}_p), \qquad
+        \mathbf{r}_p = \big(\mathbf{X}^{2} \mathbf{w}_p^2\big)^{-1/2}
+
+    Every product with it is a product with :math:`\mathbf{X}`, which is sparse for
+    bags of words.
+
+    Args:
+        signal (Signal): The raw features.
+        weight (torch.Tensor): The head weights, of shape :obj:`[m, d]`.
+    """
+
+    def __init__(self, signal: Signal, weight: Tensor) -> None:
+        self.signal = signal
+        self.layout = signal.layout
+        self.heads = weight.size(0)
+        self.sq_weight = weight.square() / self.heads  # [m, d]
+        norms = matmul(square(signal.x), weight.square().t())
+        self.scale = safe_rsqrt(norms)  # [n, m]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.scale.dtype
+
+    # A coefficient is kept per feature, head and column: [B, d, m * f]. Both factors
+    # of a product carry w_p, so `project` leaves it out and `expand` squares it.
+
+    def project(self, x: Tensor) -> Tensor:
+        scaled = self.scale.unsqueeze(-1) * x.unsqueeze(1)  # [n, m, f]
+        return self.signal.t_matmul(scaled.flatten(1))
+
+    def expand(self, coefficient: Tensor) -> Tensor:
+        graphs, features, _ = coefficient.shape
+        by_head = coefficient.view(graphs, features, self.heads, -1)
+        by_head = by_head * self.sq_weight.t().unsqueeze(-1)
+        blocks, layout = self.signal.blocks, self.layout
+        if isinstance(blocks, SparseMatrix):
+            out = blocks.matmul(by_head.reshape(graphs * features, -1))
+        else:
+            out = layout.unpad(layout.pad(blocks) @ by_head.flatten(2))
+        out = out.view(layout.num_rows, self.heads, -1)
+        return (out * self.scale.unsqueeze(-1)).sum(1)
+
+    def sq_norm(self) -> Tensor:
+        r""":math:`\|\mathbf{U} \mathbf{U}^{\top}\|_F^2 = \sum_{p,q} \sum_{k,l}
+        \frac{w_{pk}^2 w_{ql}^2}{m^2} \big(\sum_i r_{pi} r_{qi} x_{ik} x_{il}\big)^2`
+        """
+        p, q = torch.triu_indices(self.heads, self.heads, device=self.scale.device)
+        times = torch.where(p == q, 1.0, 2.0).to(self.dtype).unsqueeze(1)
+        weight = self.scale[:, p] * self.scale[:, q]
+        left, right = self.sq_weight[p] * times, self.sq_weight[q]
+        return self.signal.quadratic(weight, left, right)
+
+    def gram_inner(self) -> Tensor:
+        r""":math:`\langle \mathbf{U} \mathbf{U}^{\top}, \mathbf{X} \mathbf{X}^{\top}
+        \rangle` with the features the factor is made of.
+        """
+        ones = torch.ones_like(self.sq_weight)
+        return self.signal.quadratic(self.scale, self.sq_weight, ones)

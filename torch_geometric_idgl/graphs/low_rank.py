@@ -1,0 +1,129 @@
+r"""The graph that nothing of size :math:`n^2` is ever formed for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .base import Affinity
+from .factors import DenseFactor, Factor, WeightedFactor
+from .signal import Signal
+
+__all__ = ['LowRankGraph']
+
+
+class LowRankGraph(Affinity):
+    r"""An affinity :math:`\mathbf{A} = \mathbf{U} \mathbf{V}^{\top}`, exact where
+    sparsification removes nothing (:math:`\varepsilon = 0` and non-negative vectors):
+
+    .. math::
+        \mathbf{A} \mathbf{F} = \mathbf{U} (\mathbf{V}^{\top} \mathbf{F}), \quad
+        \|\mathbf{A}\|_F^2 = \langle \mathbf{U}^{\top} \mathbf{U},
+        \mathbf{V}^{\top} \mathbf{V} \rangle, \quad
+        \langle \mathbf{A}, \mathbf{X} \mathbf{X}^{\top} \rangle =
+        \|\mathbf{U}^{\top} \mathbf{X}\|_F^2
+
+    Time and memory are linear in the number of nodes.
+
+    Args:
+        left (Factor): :math:`\mathbf{U}`.
+        right (Factor, optional): :math:`\mathbf{V}`; :math:`\mathbf{U}` if not given.
+            (default: :obj:`None`)
+    """
+
+    def __init__(self, left: Factor, right: DenseFactor | None = None) -> None:
+        self.left = left
+        self.right: Factor = left if right is None else right
+        self.symmetric = right is None
+        self.factored = isinstance(left, DenseFactor)
+        super().__init__(self.left.layout, self.right.layout)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.left.expand(self.right.project(x))
+
+    def t_matmul(self, x: Tensor) -> Tensor:
+        return self.right.expand(self.left.project(x))
+
+    def sq_norm(self) -> Tensor:
+        return self._sq_norm
+
+    @cached_property
+    def _sq_norm(self) -> Tensor:
+        if isinstance(self.left, WeightedFactor):
+            return self.left.sq_norm()
+        left, right = self._dense_factors()
+        return (left.gram * right.gram).sum((1, 2))
+
+    def _dense_factors(self) -> tuple[DenseFactor, DenseFactor]:
+        assert isinstance(self.left, DenseFactor)
+        assert isinstance(self.right, DenseFactor)
+        return self.left, self.right
+
+    def inner(self, other: Affinity) -> Tensor:
+        if not self.factored:
+            return other.inner(self) if other.factored else super().inner(other)
+        left, right = self._dense_factors()
+        # <A', U V^T> = tr(U^T A' V), for any A'.
+        return self.rows.sum((other.matmul(right.value) * left.value).sum(1))
+
+    def sq_dist(self, other: Affinity) -> Tensor:
+        if not (isinstance(other, LowRankGraph) and self._same_shape(other)):
+            return super().sq_dist(other)
+        # With D = U - U' and E = V - V', A - A' = D V^T + U' E^T: every term is of the
+        # size of the difference, so nothing cancels near convergence.
+        u, v = (factor.padded for factor in self._dense_factors())
+        u_old, v_old = (factor.padded for factor in other._dense_factors())
+        d, e = u - u_old, v - v_old
+        dd, ee = d.transpose(1, 2) @ d, e.transpose(1, 2) @ e
+        cross = (u_old.transpose(1, 2) @ d) * (e.transpose(1, 2) @ v)
+        old_gram = other._dense_factors()[0].gram
+        own_gram = self._dense_factors()[1].gram
+        total = dd * own_gram + ee * old_gram + 2.0 * cross
+        return total.sum((1, 2)).clamp(min=0.0)
+
+    def _same_shape(self, other: LowRankGraph) -> bool:
+        if not (self.factored and other.factored):
+            return False
+        mine, others = self._dense_factors(), other._dense_factors()
+        return mine[0].value.shape == others[0].value.shape
+
+    def gram_inner(self, signal: Signal) -> Tensor:
+        if isinstance(self.left, WeightedFactor):
+            if self.left.signal is signal:
+                return self.left.gram_inner()
+            return super().gram_inner(signal)
+        left, right = self._dense_factors()
+        projected = signal.t_matmul(left.value)  # [B, d, K]
+        if self.symmetric:
+            return projected.square().sum((1, 2))
+        return (projected * signal.t_matmul(right.value)).sum((1, 2))
+
+    def _middle(self, weight: Tensor) -> Tensor:
+        left, _ = self._dense_factors()
+        weighted = left.padded * self.rows.pad(weight).unsqueeze(-1)
+        return weighted.transpose(1, 2) @ left.padded  # U^T diag(c) U
+
+    def normal_matrix(self, weight: Tensor) -> Tensor:
+        if not self.factored:
+            return super().normal_matrix(weight)
+        _, right = self._dense_factors()
+        return right.padded @ self._middle(weight) @ right.padded.transpose(1, 2)
+
+    def normal_sq_norm(self, weight: Tensor) -> Tensor:
+        if not self.factored:
+            return super().normal_sq_norm(weight)
+        product = self._middle(weight) @ self._dense_factors()[1].gram
+        return (product * product.transpose(1, 2)).sum((1, 2))
+
+    def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
+        if not self.factored:
+            return super().normal_gram_inner(weight, signal)
+        _, right = self._dense_factors()
+        projected = signal.t_matmul(right.value)  # X_U^T V: [B, d, K]
+        return ((projected @ self._middle(weight)) * projected).sum((1, 2))

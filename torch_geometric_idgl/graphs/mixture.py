@@ -1,0 +1,120 @@
+r"""Graphs made of other graphs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..ops.numeric import safe_reciprocal
+from .base import Affinity, GraphOperator
+
+__all__ = ['ColumnScaled', 'Memoized', 'Mixture', 'RowNormalized']
+
+
+class RowNormalized(GraphOperator):
+    r""":math:`\mathrm{f}(\mathbf{A})_{ij} = A_{ij} / \sum_j A_{ij}`; empty rows stay
+    empty.
+    """
+
+    def __init__(self, graph: GraphOperator) -> None:
+        super().__init__(graph.rows, graph.cols)
+        self.graph = graph
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.graph.dtype
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return safe_reciprocal(self.graph.row_sum()).unsqueeze(1)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._scale * self.graph.matmul(x)
+
+
+class ColumnScaled(Affinity):
+    r""":math:`\mathbf{A} \, \mathrm{diag}(\mathbf{c})`: every column times a factor."""
+
+    def __init__(self, graph: GraphOperator, scale: Tensor) -> None:
+        super().__init__(graph.rows, graph.cols)
+        self.graph = graph
+        self.scale = scale.unsqueeze(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.graph.dtype
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.graph.matmul(self.scale * x)
+
+    def t_matmul(self, x: Tensor) -> Tensor:
+        if not isinstance(self.graph, Affinity):
+            raise TypeError(
+                f"Expected an 'Affinity' to transpose (got '{type(self.graph).__name__}')"
+            )
+        return self.scale * self.graph.t_matmul(x)
+
+    def sq_norm(self) -> Tensor:
+        total = 0.0
+        for _, block in self._column_blocks():
+            total = total + self.rows.sum(block.square().sum(1))
+        assert isinstance(total, Tensor)
+        return total
+
+
+class Memoized(GraphOperator):
+    """Remembers its product with the first matrix it meets.
+
+    All iterations start from the same projected features, so the products of the
+    constant parts of the mixture with them are computed once.
+    """
+
+    def __init__(self, graph: GraphOperator) -> None:
+        super().__init__(graph.rows, graph.cols)
+        self.graph = graph
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.graph.dtype
+
+    def matmul(self, x: Tensor) -> Tensor:
+        if self._known is None:
+            self._known = (x, self.graph.matmul(x))
+        known, product = self._known
+        return product if x is known else self.graph.matmul(x)
+
+
+class Mixture(GraphOperator):
+    r"""A weighted sum of graphs (Eq. 3 and 9).
+
+    Args:
+        terms (List[Tuple[float, GraphOperator]]): Weights and graphs; a graph that
+            comes several times is multiplied once.
+    """
+
+    def __init__(self, terms: list[tuple[float, GraphOperator]]) -> None:
+        first = terms[0][1]
+        super().__init__(first.rows, first.cols)
+        merged: dict[int, tuple[float, GraphOperator]] = {}
+        for weight, graph in terms:
+            before = merged.get(id(graph), (0.0, graph))[0]
+            merged[id(graph)] = (before + weight, graph)
+        self.terms = [term for term in merged.values() if term[0] != 0.0] or terms[:1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.terms[0][1].dtype
+
+    def scaled(self, weight: float) -> list[tuple[float, GraphOperator]]:
+        """The terms, times a weight."""
+        return [(weight * own, graph) for own, graph in self.terms]
+
+    def matmul(self, x: Tensor) -> Tensor:
+        weight, graph = self.terms[0]
+        out = weight * graph.matmul(x)
+        for weight, graph in self.terms[1:]:
+            out = out.add(graph.matmul(x), alpha=weight)
+        return out

@@ -1,0 +1,252 @@
+r"""Similarities of all pairs, made block by block when they are needed.
+
+A :class:`Scores` object knows how to compute any rows of the similarity matrix from a
+few tensors (its leaves). The dense graph asks for all rows at once; the tiled graph
+for one block after another, forwards and again backwards; the sparse graph to find the
+survivors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import Module
+
+from ..ops.layout import Layout
+from ..ops.sparse import Pattern, SparseMatrix, sddmm
+from .factors import WeightedFactor
+
+__all__ = ['InnerScores', 'PairScores', 'Scores', 'WeightedScores', 'tiles']
+
+Tile = tuple[int, int, int]  # graph, first row, end row (within the graph)
+
+_TILE_ENTRIES = 1 << 20
+
+
+def tiles(rows: Layout, cols: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
+    """Row tiles of every graph with about so many entries each."""
+    for graph, size in enumerate(rows.sizes):
+        step = max(1, entries // max(1, cols.sizes[graph]))
+        for start in range(0, size, step):
+            yield graph, start, min(start + step, size)
+
+
+class Scores(ABC):
+    """Similarities of rows (nodes) and columns (nodes or anchors) of each graph."""
+
+    def __init__(
+        self, rows: Layout, cols: Layout, leaves: tuple[Tensor, ...], symmetric: bool
+    ) -> None:
+        self.rows = rows
+        self.cols = cols
+        self.leaves = leaves
+        self.symmetric = symmetric
+
+    @abstractmethod
+    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+        """The similarities of a row tile, computed from the given leaves."""
+
+    def dense(self) -> Tensor:
+        """All similarities, padded with zeros: :obj:`[B, N, M]`."""
+        rows, cols = self.rows, self.cols
+        full = [
+            self.block((graph, 0, size), self.leaves)
+            for graph, size in enumerate(rows.sizes)
+        ]
+        if rows.num_graphs == 1:
+            return full[0].unsqueeze(0)
+        padded = [
+            torch.nn.functional.pad(
+                block, (0, cols.max_size - block.size(1), 0, rows.max_size - block.size(0))
+            )
+            for block in full
+        ]
+        return torch.stack(padded)
+
+    def at(self, pattern: Pattern, value: Tensor) -> Tensor:
+        """The similarities at some places, whose values are known already: attaches
+        the gradient to the leaves.
+        """
+        return _Entries.apply(self, pattern, value, *self.leaves)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.leaves[0].dtype
+
+
+class InnerScores(Scores):
+    r"""Inner products :math:`\mathbf{U} \mathbf{V}^{\top}`."""
+
+    def __init__(
+        self, u: Tensor, v: Tensor | None, rows: Layout, cols: Layout
+    ) -> None:
+        leaves = (u,) if v is None else (u, v)
+        super().__init__(rows, cols, leaves, symmetric=v is None)
+
+    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+        graph, start, stop = tile
+        first = self.rows.ptr[graph]
+        u, v = leaves[0], leaves[-1]
+        right = v[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
+        return u[first + start : first + stop] @ right.t()
+
+    def dense(self) -> Tensor:
+        u, v = self.rows.pad(self.leaves[0]), self.cols.pad(self.leaves[-1])
+        return u @ v.transpose(1, 2)
+
+    def at(self, pattern: Pattern, value: Tensor) -> Tensor:
+        return sddmm(pattern, self.leaves[0], self.leaves[-1])
+
+
+class PairScores(Scores):
+    """Any function of two sets of embeddings, such as a user's own metric.
+
+    Args:
+        metric (torch.nn.Module): Its method :obj:`pair` takes :obj:`[n, K]` and
+            :obj:`[s, K]` to :obj:`[n, s]`. Its parameters are leaves, so that
+            recomputation sends gradients to them.
+        u (torch.Tensor): Embeddings of the rows.
+        v (torch.Tensor, optional): Embeddings of the columns; those of the rows if not
+            given.
+        rows (Layout): The graphs of the rows.
+        cols (Layout): The graphs of the columns.
+        symmetric (bool): Whether swapping the arguments transposes the result.
+    """
+
+    def __init__(
+        self,
+        metric: Module,
+        u: Tensor,
+        v: Tensor | None,
+        rows: Layout,
+        cols: Layout,
+        symmetric: bool,
+    ) -> None:
+        embeddings = (u,) if v is None else (u, v)
+        self.pair = _Pair(metric)
+        self.names = [name for name, _ in self.pair.named_parameters()]
+        self.num_embeddings = len(embeddings)
+        leaves = embeddings + tuple(self.pair.parameters())
+        super().__init__(rows, cols, leaves, symmetric=symmetric and v is None)
+
+    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+        graph, start, stop = tile
+        first = self.rows.ptr[graph]
+        u, v = leaves[0], leaves[self.num_embeddings - 1]
+        right = v[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
+        left = u[first + start : first + stop]
+        parameters = dict(zip(self.names, leaves[self.num_embeddings :], strict=True))
+        return functional_call(self.pair, parameters, (left, right))
+
+
+class _Pair(Module):
+    def __init__(self, metric: Module) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def forward(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.metric.pair(u, v)  # type: ignore[operator]
+
+
+class WeightedScores(Scores):
+    r"""Multi-head weighted cosines of *sparse* raw features,
+    :math:`\frac{1}{m} \sum_p \mathbf{r}_p \odot \mathbf{X} (\mathbf{w}_p^2 \odot
+    \mathbf{X}_J^{\top}) \odot \mathbf{r}_{pJ}`, by products with sparse
+    :math:`\mathbf{X}`.
+
+    Args:
+        factor (WeightedFactor): The features with their weights.
+        index (torch.Tensor, optional): The anchors. (default: :obj:`None`)
+        cols (Layout, optional): The graphs of the anchors. (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        factor: WeightedFactor,
+        index: Tensor | None = None,
+        cols: Layout | None = None,
+    ) -> None:
+        assert isinstance(factor.signal.x, SparseMatrix)
+        rows = factor.layout
+        self.x = factor.signal.x
+        self.index = index
+        leaves = (factor.scale, factor.sq_weight)
+        super().__init__(rows, cols or rows, leaves, symmetric=index is None)
+
+    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+        graph, start, stop = tile
+        scale, sq_weight = leaves
+        first = self.rows.ptr[graph]
+        mine = torch.arange(first + start, first + stop, device=scale.device)
+        if self.index is None:
+            others = torch.arange(
+                first, self.rows.ptr[graph + 1], device=scale.device
+            )
+        else:
+            others = self.index[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
+        # The fewer rows become the dense table of the bag sums.
+        if mine.numel() <= others.numel():
+            return self._product(others, mine, scale, sq_weight).t()
+        return self._product(mine, others, scale, sq_weight)
+
+    def _product(
+        self, many: Tensor, few: Tensor, scale: Tensor, sq_weight: Tensor
+    ) -> Tensor:
+        # Rows of a whole single graph come with their index structure already built.
+        whole = self.rows.num_graphs == 1 and many.numel() == self.x.size(0)
+        left = self.x if whole else self.x.rows(many)
+        table = self.x.rows(few).to_dense().t()
+        out = None
+        for head in range(sq_weight.size(0)):
+            weighted = sq_weight[head].unsqueeze(1) * table * scale[few, head]
+            term = left.matmul(weighted) * scale[many, head].unsqueeze(1)
+            out = term if out is None else out + term
+        assert out is not None
+        return out
+
+
+class _Entries(torch.autograd.Function):
+    """Known entries of a score matrix; backward recomputes the tiles they are in."""
+
+    @staticmethod
+    def forward(ctx, scores, pattern, value, *leaves):  # noqa: D102
+        ctx.scores, ctx.pattern = scores, pattern
+        ctx.save_for_backward(*leaves)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: D102
+        scores, pattern = ctx.scores, ctx.pattern
+        leaves = tuple(
+            leaf.detach().requires_grad_(needed)
+            for leaf, needed in zip(
+                ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True
+            )
+        )
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        totals = [torch.zeros_like(leaf) for leaf in wanted]
+        for tile in tiles(scores.rows, scores.cols):
+            graph, start, stop = tile
+            first, shift = scores.rows.ptr[graph], scores.cols.ptr[graph]
+            places = slice(
+                int(pattern.rowptr[first + start]), int(pattern.rowptr[first + stop])
+            )
+            row = pattern.row[places] - (first + start)
+            col = pattern.col[places] - shift
+            if row.numel() == 0:
+                continue
+            with torch.enable_grad():
+                value = scores.block(tile, leaves)[row, col]
+                parts = torch.autograd.grad(
+                    value, wanted, grad[places], allow_unused=True
+                )
+            for total, part in zip(totals, parts, strict=True):
+                if part is not None:
+                    total += part
+        found = iter(totals)
+        grads = (next(found) if leaf.requires_grad else None for leaf in leaves)
+        return None, None, None, *grads

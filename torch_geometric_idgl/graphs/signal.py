@@ -1,0 +1,253 @@
+r"""Raw node features as graph signals, with what is computed from them only once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..ops.features import (
+    FeatureGram,
+    Features,
+    dropout,
+    is_nonnegative,
+    matmul,
+    rows,
+    spread,
+    square,
+)
+from ..ops.layout import Layout
+from ..ops.sparse import Pattern, SparseMatrix, sddmm
+
+__all__ = ['Signal']
+
+_MAX_GRAM = 1 << 26  # entries of a Gram matrix that is kept (256 MB)
+_ROW_BLOCK = 2048
+
+
+class _WeightedGrams(torch.autograd.Function):
+    r"""All :math:`\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}_q) \mathbf{X}`, in row
+    blocks; backward keeps nothing but :math:`\mathbf{X}`.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight):  # noqa: D102
+        ctx.x = x
+        num_cols = x.size(1)
+        out = weight.new_zeros(weight.size(1), num_cols, num_cols)
+        for block, c in _row_blocks(x, weight):
+            for q in range(c.size(1)):
+                out[q].addmm_(block.t(), c[:, q : q + 1] * block)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: D102
+        parts = [
+            torch.stack([((block @ g) * block).sum(1) for g in grad], dim=1)
+            for block, _ in _row_blocks(ctx.x)
+        ]
+        return None, torch.cat(parts)
+
+
+def _row_blocks(x: Features, weight: Tensor | None = None):
+    for start in range(0, max(x.size(0), 1), _ROW_BLOCK):
+        stop = min(start + _ROW_BLOCK, x.size(0))
+        if isinstance(x, SparseMatrix):
+            index = torch.arange(start, stop, device=x.device)
+            block = x.rows(index).to_dense()
+        else:
+            block = x[start:stop]
+        yield block, None if weight is None else weight[start:stop]
+
+
+class Signal:
+    r"""Raw features :math:`\mathbf{X}` of the nodes of one graph or a batch.
+
+    Holds what several iterations (and, when cached, several steps) share: squared row
+    norms, the Gram matrix :math:`\mathbf{X} \mathbf{X}^{\top}`, and the list of
+    co-occurring features.
+
+    Args:
+        x (torch.Tensor or SparseMatrix): The features, of shape :obj:`[n, d]`.
+        layout (Layout): The graphs the rows belong to.
+    """
+
+    def __init__(
+        self, x: Features, layout: Layout, pairs: FeatureGram | None = None
+    ) -> None:
+        self.x = x
+        self.layout = layout
+        self._pairs = pairs
+
+    @property
+    def num_features(self) -> int:
+        return self.x.size(1)
+
+    @property
+    def is_sparse(self) -> bool:
+        return isinstance(self.x, SparseMatrix)
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        """Whether no feature is negative, so that no cosine is."""
+        return is_nonnegative(self.x)
+
+    def dropout(self, p: float, training: bool) -> Signal:
+        """The same rows with entries dropped; index structures are shared."""
+        if not training or p == 0.0:
+            return self
+        pairs = self.pairs if self.is_sparse else None
+        signal = Signal(dropout(self.x, p, training), self.layout, pairs)
+        signal.__dict__['nonnegative'] = self.nonnegative
+        return signal
+
+    def rows(self, index: Tensor, layout: Layout) -> Signal:
+        """The signal of chosen nodes (the anchors)."""
+        return Signal(rows(self.x, index), layout)
+
+    @cached_property
+    def blocks(self) -> Features:
+        """The features with a set of columns of its own for each graph."""
+        if isinstance(self.x, SparseMatrix):
+            return spread(self.x, self.layout)
+        return self.x
+
+    @cached_property
+    def pairs(self) -> FeatureGram | None:
+        """The co-occurring features, where the list is affordable."""
+        if self._pairs is not None:
+            return self._pairs
+        blocks = self.blocks
+        if isinstance(blocks, SparseMatrix) and FeatureGram.affordable(blocks.pattern):
+            return FeatureGram(blocks.pattern)
+        return None
+
+    @cached_property
+    def sq_norms(self) -> Tensor:
+        """The squared norm of every row, of shape :obj:`[n]`."""
+        ones = torch.ones(self.num_features, 1, dtype=self.x.dtype, device=self.x.device)
+        return matmul(square(self.x), ones).squeeze(1)
+
+    def matmul(self, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{X} \mathbf{F}` with one :math:`\mathbf{F}` for all graphs."""
+        return matmul(self.x, dense)
+
+    def t_matmul(self, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{X}^{\top} \mathbf{F}` of each graph: :obj:`[B, d, f]`."""
+        blocks = self.blocks
+        if isinstance(blocks, SparseMatrix):
+            out = blocks.t_matmul(dense)
+            return out.view(self.layout.num_graphs, self.num_features, dense.size(1))
+        padded = self.layout.pad(blocks)
+        return padded.transpose(1, 2) @ self.layout.pad(dense)
+
+    def to_dense(self) -> Tensor:
+        """The features as a dense matrix."""
+        return self.x.to_dense() if isinstance(self.x, SparseMatrix) else self.x
+
+    # Gram matrices ------------------------------------------------------------------
+
+    @property
+    def keeps_gram(self) -> bool:
+        """Whether the Gram matrix is small enough to be kept."""
+        return sum(size * size for size in self.layout.sizes) <= _MAX_GRAM
+
+    @cached_property
+    def gram(self) -> Tensor:
+        r""":math:`\mathbf{X} \mathbf{X}^{\top}` of each graph, padded:
+        :obj:`[B, N, N]`.
+        """
+        layout = self.layout
+        if not isinstance(self.x, SparseMatrix):
+            padded = layout.pad(self.x)
+            return padded @ padded.transpose(1, 2)
+        size = layout.max_size
+        gram = self.x.value.new_zeros(layout.num_graphs, size, size)
+        for graph, n in enumerate(layout.sizes):
+            for start in range(0, n, _ROW_BLOCK):
+                stop = min(start + _ROW_BLOCK, n)
+                gram[graph, start:stop, :n] = self._gram_block(graph, start, stop)
+        return gram
+
+    def gram_rows(self, graph: int, start: int, stop: int) -> Tensor:
+        """Rows of the Gram matrix of one graph: :obj:`[stop - start, n_g]`."""
+        if self.keeps_gram:
+            return self.gram[graph, start:stop, : self.layout.sizes[graph]]
+        return self._gram_block(graph, start, stop)
+
+    def _gram_block(self, graph: int, start: int, stop: int) -> Tensor:
+        first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
+        if not isinstance(self.x, SparseMatrix):
+            x = self.x[first:last]
+            return x[start:stop] @ x.t()
+        index = torch.arange(first + start, first + stop, device=self.x.device)
+        block = self.x.rows(index).to_dense()
+        return self._graph_rows(graph).matmul(block.t()).t()
+
+    def _graph_rows(self, graph: int) -> SparseMatrix:
+        assert isinstance(self.x, SparseMatrix)
+        if self.layout.num_graphs == 1:
+            return self.x
+        first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
+        return self.x.rows(torch.arange(first, last, device=self.x.device))
+
+    def gram_at(self, pattern: Pattern) -> Tensor:
+        """The inner products of the rows at the places of a pattern."""
+        layout = self.layout
+        if self.keeps_gram:
+            batch = layout.batch[pattern.row]
+            start = torch.tensor(layout.ptr, device=batch.device)[batch]
+            return self.gram[batch, pattern.row - start, pattern.col - start]
+        if not isinstance(self.x, SparseMatrix):
+            return sddmm(pattern, self.x, self.x)
+        value = self.x.value.new_empty(pattern.nnz)
+        for graph, size in enumerate(layout.sizes):
+            first = layout.ptr[graph]
+            for start in range(0, size, _ROW_BLOCK):
+                stop = min(start + _ROW_BLOCK, size)
+                block = self._gram_block(graph, start, stop)
+                places = slice(
+                    int(pattern.rowptr[first + start]), int(pattern.rowptr[first + stop])
+                )
+                row, col = pattern.row[places], pattern.col[places]
+                value[places] = block[row - first - start, col - first]
+        return value
+
+    def quadratic(self, weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        r"""For every graph
+        :math:`\sum_q \sum_{k,l} a_{qk} b_{ql} \, (\mathbf{X}^{\top}
+        \mathrm{diag}(\mathbf{c}_q) \mathbf{X})_{kl}^2`.
+
+        Args:
+            weight (torch.Tensor): Row weights c, of shape :obj:`[n, Q]`.
+            left (torch.Tensor): Feature weights a, of shape :obj:`[Q, d]`.
+            right (torch.Tensor): Feature weights b, of shape :obj:`[Q, d]`.
+        """
+        layout = self.layout
+        if self.pairs is not None:
+            assert isinstance(self.x, SparseMatrix)
+            low, high = self.pairs.pairs
+            grams = self.pairs.matrix(self.x.value).matmul(weight)  # [pairs, Q]
+            graph, k, l = low // self.num_features, *(
+                i % self.num_features for i in (low, high)
+            )
+            left, right = left.t(), right.t()
+            both = left[k] * right[l] + left[l] * right[k]
+            both = both * torch.where(k == l, 0.5, 1.0).to(both.dtype).unsqueeze(1)
+            total = (grams.square() * both).sum(1)
+            if layout.num_graphs == 1:
+                return total.sum(0, keepdim=True)
+            return total.new_zeros(layout.num_graphs).index_add(0, graph, total)
+        totals = []
+        for graph in range(layout.num_graphs):
+            first, last = layout.ptr[graph], layout.ptr[graph + 1]
+            x = (
+                self._graph_rows(graph)
+                if isinstance(self.x, SparseMatrix)
+                else self.x[first:last]
+            )
+            grams = _WeightedGrams.apply(x, weight[first:last])  # [Q, d, d]
+            half = torch.einsum('qkl,ql->qk', grams.square(), right)
+            totals.append((half * left).sum())
+        return torch.stack(totals)

@@ -1,0 +1,133 @@
+"""The graph that holds the entries which survive sparsification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.layout import Layout
+from ..ops.sparse import Pattern, spmm
+from .base import MAX_EDGES, Affinity
+from .scores import Scores, tiles
+from .signal import Signal
+from .sparsify import sparsify
+
+__all__ = ['SparseGraph']
+
+
+class SparseGraph(Affinity):
+    r"""An affinity that holds only its non-zero entries: pays when few survive
+    :math:`\varepsilon` or top-k, and serves as :math:`\mathbf{L}^{(0)}`.
+
+    Gradients reach the entries, and nothing of size :math:`n^2` is formed in backward.
+
+    Args:
+        pattern (Pattern): Where the entries are.
+        value (torch.Tensor): The entries, of shape :obj:`[nnz]`.
+        rows (Layout): The graphs of the rows.
+        cols (Layout): The graphs of the columns.
+        symmetric (bool, optional): Whether the matrix is symmetric.
+            (default: :obj:`False`)
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        value: Tensor,
+        rows: Layout,
+        cols: Layout,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__(rows, cols)
+        self.pattern = pattern
+        self.value = value
+        self.symmetric = symmetric
+
+    @classmethod
+    def from_scores(
+        cls, scores: Scores, epsilon: float, top_k: int | None
+    ) -> SparseGraph:
+        """The survivors of a sparsification, found one row tile after another."""
+        rows, cols = scores.rows, scores.cols
+        found_row, found_col, found_value = [], [], []
+        with torch.no_grad():
+            for tile in tiles(rows, cols):
+                graph, start, _ = tile
+                block = sparsify(scores.block(tile, scores.leaves), epsilon, top_k)
+                row, col = block.nonzero(as_tuple=True)
+                found_value.append(block[row, col])
+                found_row.append(row + (rows.ptr[graph] + start))
+                found_col.append(col + cols.ptr[graph])
+            empty = torch.zeros(0, dtype=torch.long, device=rows.device)
+            row = torch.cat([empty, *found_row])
+            col = torch.cat([empty, *found_col])
+            value = torch.cat([scores.leaves[0].new_zeros(0), *found_value])
+            shape = (rows.num_rows, cols.num_rows)
+            pattern = Pattern.from_sorted(row, col, shape)
+        value = scores.at(pattern, value)
+        symmetric = scores.symmetric and top_k is None
+        return cls(pattern, value, rows, cols, symmetric)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    def with_value(self, value: Tensor) -> SparseGraph:
+        """The same edges with other weights."""
+        return SparseGraph(self.pattern, value, self.rows, self.cols)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return spmm(self.pattern, self.value, x)
+
+    def t_matmul(self, x: Tensor) -> Tensor:
+        if self.symmetric:
+            return self.matmul(x)
+        pattern, perm = self.pattern.transposed
+        return spmm(pattern, self.value[perm], x)
+
+    def sq_norm(self) -> Tensor:
+        return self._graph_sum(self.value.square())
+
+    def _graph_sum(self, entries: Tensor) -> Tensor:
+        if self.rows.num_graphs == 1:
+            return entries.sum(0, keepdim=True)
+        graph = self.rows.batch[self.pattern.row]
+        return entries.new_zeros(self.rows.num_graphs).index_add(0, graph, entries)
+
+    def _keys(self) -> Tensor:
+        return self.pattern.row * self.pattern.num_cols + self.pattern.col
+
+    def sq_dist(self, other: Affinity) -> Tensor:
+        if not isinstance(other, SparseGraph):
+            return super().sq_dist(other)
+        key = torch.cat([self._keys(), other._keys()])
+        signed = torch.cat([self.value, -other.value])
+        place, inverse = torch.unique(key, return_inverse=True)
+        gap = signed.new_zeros(place.numel()).index_add(0, inverse, signed)
+        if self.rows.num_graphs == 1:
+            return gap.square().sum(0, keepdim=True)
+        graph = self.rows.batch[place // self.pattern.num_cols]
+        total = gap.new_zeros(self.rows.num_graphs)
+        return total.index_add(0, graph, gap.square())
+
+    def gram_inner(self, signal: Signal) -> Tensor:
+        return self._graph_sum(self.value * signal.gram_at(self.pattern))
+
+    def to_edges(
+        self, max_edges: int = MAX_EDGES, min_weight: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        keep = self.value > min_weight
+        count = int(keep.sum())
+        if count > max_edges:
+            raise ValueError(
+                f'Expected at most {max_edges:,} edges to export (got {count:,}); '
+                f"raise 'max_edges' or 'min_weight', or learn a sparser graph "
+                f"('epsilon', 'top_k')"
+            )
+        edge_index = torch.stack([self.pattern.col[keep], self.pattern.row[keep]])
+        return edge_index, self.value[keep]
+
+    def _dense(self) -> Tensor:
+        dense = self.value.new_zeros(self.shape)
+        index = (self.pattern.row, self.pattern.col)
+        return dense.index_put(index, self.value, accumulate=True)

@@ -1,0 +1,34 @@
+r"""Sparsification: from similarities to a sparse, non-negative adjacency."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ['sparsify']
+
+
+def sparsify(scores: Tensor, epsilon: float = 0.0, top_k: int | None = None) -> Tensor:
+    r"""Keep the :math:`\varepsilon`-neighbourhood, the largest entries, or both.
+
+    .. math::
+        A_{ij} = \begin{cases} s_{ij} & s_{ij} > \varepsilon \\ 0 &
+        \text{otherwise} \end{cases}
+
+    The result is non-negative, and symmetric if :obj:`scores` is and :obj:`top_k` is
+    not given.
+
+    Args:
+        scores (torch.Tensor): Similarities, of shape :obj:`[..., n, s]`.
+        epsilon (float, optional): The threshold :math:`\varepsilon \geq 0`.
+            (default: :obj:`0.`)
+        top_k (int, optional): Keep only so many of the largest entries of each row.
+            (default: :obj:`None`)
+    """
+    kept = F.threshold(scores, epsilon, 0.0)
+    if top_k is None or top_k >= scores.size(-1):
+        return kept
+    _, index = kept.detach().topk(top_k, dim=-1)
+    mask = torch.zeros_like(kept, dtype=torch.bool).scatter_(-1, index, True)
+    return kept * mask

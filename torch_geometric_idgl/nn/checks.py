@@ -1,0 +1,90 @@
+"""Immediate, specific errors for input that cannot be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    'check_at_least',
+    'check_batch',
+    'check_features',
+    'check_probability',
+    'check_unit_interval',
+]
+
+
+def check_at_least(name: str, value: Any, bound: float, integer: bool = False) -> None:
+    """Raise unless a number is at least a bound (and whole, if asked)."""
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        kind = 'an integer' if integer else 'a number'
+        raise TypeError(f"Expected '{name}' to be {kind} (got {value!r})")
+    if not value >= bound:
+        raise ValueError(f"Expected '{name}' to be at least {bound} (got {value})")
+
+
+def check_unit_interval(name: str, value: Any, open_left: bool = False) -> None:
+    """Raise unless a number is in [0, 1] (or in (0, 1])."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"Expected '{name}' to be a number (got {value!r})")
+    low = value > 0 if open_left else value >= 0
+    if not (low and value <= 1):
+        interval = '(0, 1]' if open_left else '[0, 1]'
+        raise ValueError(f"Expected '{name}' to be in {interval} (got {value})")
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless a number is a dropout probability, in [0, 1)."""
+    check_unit_interval(name, value)
+    if value == 1:
+        raise ValueError(f"Expected '{name}' to be in [0, 1) (got {value})")
+
+
+def check_features(x: Any, in_channels: int) -> None:
+    """Raise unless x is a finite floating-point matrix with the right columns."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"Expected 'x' to be a 'torch.Tensor', 'Data' or 'Batch' "
+            f"(got '{type(x).__name__}')"
+        )
+    if x.dim() != 2:
+        raise ValueError(f"Expected 'x' to be two-dimensional (got {x.dim()} dimensions)")
+    if not x.is_floating_point():
+        raise TypeError(f"Expected 'x' to be floating-point (got {x.dtype})")
+    if x.size(1) != in_channels:
+        raise ValueError(
+            f"Expected 'x' to have {in_channels} features, as 'in_channels' says "
+            f'(got {x.size(1)})'
+        )
+    value = x.detach()
+    if value.layout != torch.strided:
+        value = value.to_sparse_coo().coalesce().values()
+    # A sum is not finite if an entry isn't; only then are entries looked at.
+    if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+        bad = int((~torch.isfinite(value)).sum())
+        raise ValueError(f"Expected 'x' to be finite (got {bad} NaN or infinite entries)")
+
+
+def check_batch(batch: Any, batch_size: int | None, num_nodes: int) -> None:
+    """Raise unless batch is a sorted vector with a graph for every node."""
+    if not isinstance(batch, Tensor) or batch.dtype != torch.long:
+        got = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
+        raise TypeError(f"Expected 'batch' to be a tensor of type torch.long (got {got})")
+    if batch.dim() != 1 or batch.numel() != num_nodes:
+        raise ValueError(
+            f"Expected 'batch' to be of shape [{num_nodes}], one graph for each row of "
+            f"'x' (got {list(batch.shape)})"
+        )
+    if num_nodes == 0:
+        return
+    if bool((batch.diff() < 0).any()):
+        raise ValueError("Expected 'batch' to be sorted (got an unsorted vector)")
+    if int(batch[0]) < 0:
+        raise ValueError(f"Expected 'batch' to start at 0 or above (got {int(batch[0])})")
+    if batch_size is not None and int(batch[-1]) >= batch_size:
+        raise ValueError(
+            f"Expected 'batch' to hold graphs below batch_size={batch_size} "
+            f'(got {int(batch[-1])})'
+        )

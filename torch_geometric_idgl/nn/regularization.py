@@ -1,0 +1,51 @@
+r"""Graph regularisation (Eq. 10 and 11)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..graphs import Affinity, AnchorGraph, Signal
+from ..ops.numeric import safe_log
+
+__all__ = ['graph_regularization']
+
+
+def graph_regularization(
+    graph: Affinity | AnchorGraph,
+    signal: Signal,
+    smoothness: float,
+    connectivity: float,
+    sparsity: float,
+) -> Tensor:
+    r"""The regulariser of every graph of a batch, of shape :obj:`[B]`:
+
+    .. math::
+        \mathcal{L}_{\mathcal{G}} = \alpha \, \Omega(\mathbf{A}, \mathbf{X}) -
+        \frac{\beta}{n} \mathbf{1}^{\top} \log(\mathbf{A} \mathbf{1}) +
+        \frac{\gamma}{n^2} \|\mathbf{A}\|_F^2, \qquad
+        \Omega(\mathbf{A}, \mathbf{X}) = \frac{1}{2 n^2} \sum_{i,j} A_{ij}
+        \|\mathbf{x}_i - \mathbf{x}_j\|^2
+
+    on :math:`\mathbf{A}` against :math:`\mathbf{X}` for IDGL, and on
+    :math:`\widehat{\mathbf{B}}` against :math:`\mathbf{X}_U` (with :math:`s` for
+    :math:`n`) for an :class:`~torch_geometric_idgl.graphs.AnchorGraph`.
+
+    Args:
+        graph (Affinity or AnchorGraph): The learned graph, not normalised.
+        signal (Signal): The raw features of the nodes, or of the anchors.
+        smoothness (float): The weight :math:`\alpha` of the Dirichlet energy.
+        connectivity (float): The weight :math:`\beta` of the log barrier on degrees.
+        sparsity (float): The weight :math:`\gamma` of the squared norm.
+    """
+    layout = signal.layout
+    count = layout.count
+    total = torch.zeros(layout.num_graphs, dtype=graph.dtype, device=layout.device)
+    if smoothness > 0:
+        total = total + smoothness * graph.dirichlet_energy(signal) / count**2
+    if connectivity > 0:
+        barrier = layout.sum(safe_log(graph.degree()))
+        total = total - connectivity * barrier / count
+    if sparsity > 0:
+        total = total + sparsity * graph.sq_norm() / count**2
+    return total

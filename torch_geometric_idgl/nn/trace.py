@@ -1,0 +1,109 @@
+"""What happened during one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..graphs import Affinity, GraphOperator
+from ..ops.layout import Layout
+
+__all__ = ['Trace']
+
+
+@dataclass
+class Trace:
+    r"""The iterations of one forward pass, for losses and for looking at them.
+
+    Position 0 is the first graph :math:`\mathbf{A}^{(1)}`, position :math:`t` the
+    :math:`t`-th refinement. In a batch a graph that has stopped keeps the outputs of
+    its own last iteration.
+
+    Attributes:
+        outs: The outputs of each iteration, of shape :obj:`[n, out_channels]`.
+        regs: The graph regulariser of each iteration, of shape :obj:`[B]`.
+        deltas: The stopping value of each refinement, of shape :obj:`[B]`, NaN for
+            graphs that had stopped before.
+        num_iters: The number of refinements of each graph, of shape :obj:`[B]`.
+        initial: The initial graph :math:`\mathbf{L}^{(0)}`.
+        first: The first learned graph, :math:`\mathbf{A}^{(1)}` or
+            :math:`\mathbf{R}^{(1)}`.
+        learned: The last learned graph, before normalisation.
+        mixed: The last mixed graph :math:`\widetilde{\mathbf{A}}`, which the outputs
+            come from.
+        layout: The graphs of the batch.
+    """
+
+    layout: Layout
+    initial: GraphOperator
+    first: Affinity
+    learned: Affinity
+    mixed: GraphOperator
+    num_iters: Tensor
+    outs: list[Tensor] = field(default_factory=list)
+    regs: list[Tensor] = field(default_factory=list)
+    deltas: list[Tensor] = field(default_factory=list)
+
+    @property
+    def out(self) -> Tensor:
+        """The final outputs."""
+        return self.outs[-1]
+
+    @property
+    def reg(self) -> Tensor:
+        r"""The regulariser of the joint loss, averaged over graphs: that of the first
+        graph plus the mean over each graph's own refinements.
+        """
+        total = self.regs[0]
+        if len(self.regs) > 1:
+            later = torch.stack(self.regs[1:])  # [T, B]
+            step = torch.arange(1, len(self.regs), device=later.device).unsqueeze(1)
+            count = self.num_iters.clamp(min=1)
+            total = total + torch.where(step <= count, later, 0.0).sum(0) / count
+        return total.mean()
+
+    def loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        r"""The joint loss of Algorithm 1,
+
+        .. math::
+            \mathcal{L} = \mathcal{L}^{(1)} + \frac{1}{T} \sum_{t=1}^{T}
+            \mathcal{L}^{(1 + t)}, \qquad \mathcal{L}^{(t)} =
+            \mathcal{L}_{\mathrm{pred}}^{(t)} + \mathcal{L}_{\mathcal{G}}^{(t)}
+
+        with each graph's own number :math:`T` of refinements.
+
+        Args:
+            fn (Callable): The prediction loss, from outputs to a scalar. For batches
+                whose graphs stop at different iterations, it must be a sum or mean of
+                terms that depend on one row each (as cross entropy is).
+        """
+        return self.prediction_loss(fn) + self.reg
+
+    def prediction_loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        """The joint loss without regularisers."""
+        first = fn(self.outs[0])
+        if len(self.outs) == 1:
+            return first
+        counts = self.num_iters.unique().tolist() if self.layout.num_graphs > 1 else []
+        if len(counts) <= 1:
+            return first + sum(fn(out) for out in self.outs[1:]) / (len(self.outs) - 1)
+        # Rows are independent: graphs with T refinements are averaged over T steps by
+        # letting the others stand at the first graph's outputs, then taking these off.
+        total = first + first
+        for count in counts:
+            rows = self._row_graph_selects(self.num_iters == count)
+            for out in self.outs[1 : count + 1]:
+                mixed = torch.where(rows.unsqueeze(-1), out, self.outs[0])
+                total = total + (fn(mixed) - first) / count
+        return total
+
+    def _row_graph_selects(self, graphs: Tensor) -> Tensor:
+        return select_rows(graphs, self.outs[0], self.layout)
+
+
+def select_rows(graphs: Tensor, out: Tensor, layout: Layout) -> Tensor:
+    """Which rows of the outputs (of nodes, or of graphs) belong to chosen graphs."""
+    return graphs[layout.batch] if out.size(0) == layout.num_rows else graphs

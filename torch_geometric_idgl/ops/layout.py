@@ -1,0 +1,111 @@
+"""Which rows of a flat node matrix belong to which graph of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ['Layout']
+
+
+@dataclass(frozen=True)
+class Layout:
+    r"""The graphs of a batch, as contiguous and possibly ragged blocks of rows.
+
+    One graph is the common case and costs nothing: padding is then a view.
+
+    Args:
+        sizes (Tuple[int]): The number of rows of each graph.
+        device (torch.device): Where index tensors live.
+    """
+
+    sizes: tuple[int, ...]
+    device: torch.device
+
+    @classmethod
+    def from_batch(
+        cls, batch: Tensor | None, num_nodes: int, num_graphs: int | None, device
+    ) -> Layout:
+        """From PyG's sorted batch vector (:obj:`None`: one graph)."""
+        if batch is None:
+            return cls((num_nodes,), device)
+        return cls(
+            tuple(torch.bincount(batch, minlength=num_graphs or 0).tolist()) or (0,),
+            device,
+        )
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def max_size(self) -> int:
+        return max(self.sizes)
+
+    @cached_property
+    def ptr(self) -> tuple[int, ...]:
+        """Where each graph starts, and the end of the last."""
+        ptr = [0]
+        for size in self.sizes:
+            ptr.append(ptr[-1] + size)
+        return tuple(ptr)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """The number of rows of each graph, at least one, for dividing by it."""
+        return torch.tensor([max(size, 1) for size in self.sizes], device=self.device)
+
+    @cached_property
+    def batch(self) -> Tensor:
+        """The graph of each row."""
+        index = torch.arange(self.num_graphs, device=self.device)
+        repeats = torch.tensor(self.sizes, device=self.device)
+        return index.repeat_interleave(repeats, output_size=self.num_rows)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all graphs have the same size, so that padding is a view."""
+        return min(self.sizes) == self.max_size
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """The place of each row in the padded, flattened matrix."""
+        starts = torch.tensor(self.ptr[:-1], device=self.device)
+        row = torch.arange(self.num_rows, device=self.device)
+        return row - starts[self.batch] + self.batch * self.max_size
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """Which padded places hold a row, of shape :obj:`[B, N]`."""
+        mask = torch.zeros(
+            self.num_graphs * self.max_size, dtype=torch.bool, device=self.device
+        )
+        mask[self.slot] = True
+        return mask.view(self.num_graphs, self.max_size)
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """From :obj:`[n, f]` to :obj:`[B, N, f]`, zeros in the padding."""
+        if self.is_regular:
+            return rows.reshape(self.num_graphs, self.max_size, *rows.shape[1:])
+        padded = rows.new_zeros(self.num_graphs * self.max_size, *rows.shape[1:])
+        padded = padded.index_copy(0, self.slot, rows)
+        return padded.view(self.num_graphs, self.max_size, *rows.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """From :obj:`[B, N, f]` to :obj:`[n, f]`, dropping the padding."""
+        flat = padded.reshape(-1, *padded.shape[2:])
+        return flat if self.is_regular else flat[self.slot]
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """Sums of the values of each graph: :obj:`[n]` to :obj:`[B]`."""
+        if self.num_graphs == 1:
+            return rows.sum(0, keepdim=True)
+        total = rows.new_zeros(self.num_graphs)
+        return total.index_add(0, self.batch, rows)

@@ -1,0 +1,33 @@
+"""Divisions and logarithms that stay finite, forwards and backwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ['safe_log', 'safe_reciprocal', 'safe_rsqrt']
+
+TINY = 1e-12  # the released code clamps sums here before dividing and in logs
+
+
+def safe_reciprocal(x: Tensor) -> Tensor:
+    r""":math:`1 / x` where :math:`x` is positive, zero with zero gradient elsewhere.
+
+    A row that sparsification has emptied has degree zero; its normalised row is zero,
+    not NaN.
+    """
+    positive = x > TINY
+    return torch.where(positive, 1.0 / torch.where(positive, x, 1.0), 0.0)
+
+
+def safe_rsqrt(x: Tensor) -> Tensor:
+    r""":math:`x^{-1/2}` where :math:`x` is positive, zero with zero gradient
+    elsewhere.
+    """
+    positive = x > TINY * TINY
+    return torch.where(positive, torch.where(positive, x, 1.0).rsqrt(), 0.0)
+
+
+def safe_log(x: Tensor) -> Tensor:
+    r""":math:`\log(\max(x, 10^{-12}))`, with zero gradient where it is clamped."""
+    return x.clamp(min=TINY).log()
