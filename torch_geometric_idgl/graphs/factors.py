@@ -62,12 +62,16 @@ class DenseFactor(Factor):
     @cached_property
     def gram(self) -> Tensor:
         r""":math:`\mathbf{U}^{\top} \mathbf{U}` of each graph: :obj:`[B, K, K]`."""
-        return self.padded.transpose(1, 2) @ self.padded
+        return self.project(self.value)
 
     def expand(self, coefficient: Tensor) -> Tensor:  # [B, K, f] -> [n, f]
+        if self.layout.num_graphs == 1:  # a plain product is faster than a batched one
+            return self.value @ coefficient[0]
         return self.layout.unpad(self.padded @ coefficient)
 
     def project(self, x: Tensor) -> Tensor:  # [n, f] -> [B, K, f]
+        if self.layout.num_graphs == 1:
+            return (self.value.t() @ x).unsqueeze(0)
         return self.padded.transpose(1, 2) @ self.layout.pad(x)
 
     def rows(self, index: Tensor, layout: Layout) -> DenseFactor:
@@ -126,15 +130,10 @@ class WeightedFactor(Factor):
         r""":math:`\|\mathbf{U} \mathbf{U}^{\top}\|_F^2 = \sum_{p,q} \sum_{k,l}
         \frac{w_{pk}^2 w_{ql}^2}{m^2} \big(\sum_i r_{pi} r_{qi} x_{ik} x_{il}\big)^2`
         """
-        p, q = torch.triu_indices(self.heads, self.heads, device=self.scale.device)
-        times = torch.where(p == q, 1.0, 2.0).to(self.dtype).unsqueeze(1)
-        weight = self.scale[:, p] * self.scale[:, q]
-        left, right = self.sq_weight[p] * times, self.sq_weight[q]
-        return self.signal.quadratic(weight, left, right)
+        return self.signal.gram_norm(self.scale, self.sq_weight)
 
     def gram_inner(self) -> Tensor:
         r""":math:`\langle \mathbf{U} \mathbf{U}^{\top}, \mathbf{X} \mathbf{X}^{\top}
         \rangle` with the features the factor is made of.
         """
-        ones = torch.ones_like(self.sq_weight)
-        return self.signal.quadratic(self.scale, self.sq_weight, ones)
+        return self.signal.gram_energy(self.scale, self.sq_weight)

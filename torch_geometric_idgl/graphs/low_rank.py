@@ -38,13 +38,22 @@ class LowRankGraph(Affinity):
         self.right: Factor = left if right is None else right
         self.symmetric = right is None
         self.factored = isinstance(left, DenseFactor)
+        self._observed: tuple[Tensor, Tensor] | None = None
         super().__init__(self.left.layout, self.right.layout)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.left.dtype
 
+    def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
+        with_ones = torch.cat([x, self._ones(self.cols)], dim=1)
+        product = self.left.expand(self.right.project(with_ones))
+        self._observed = (x, product[:, :-1])
+        self.__dict__['_row_sum'] = product[:, -1]
+
     def matmul(self, x: Tensor) -> Tensor:
+        if self._observed is not None and x is self._observed[0]:
+            return self._observed[1]
         return self.left.expand(self.right.project(x))
 
     def t_matmul(self, x: Tensor) -> Tensor:
@@ -77,14 +86,16 @@ class LowRankGraph(Affinity):
             return super().sq_dist(other)
         # With D = U - U' and E = V - V', A - A' = D V^T + U' E^T: every term is of the
         # size of the difference, so nothing cancels near convergence.
-        u, v = (factor.padded for factor in self._dense_factors())
-        u_old, v_old = (factor.padded for factor in other._dense_factors())
-        d, e = u - u_old, v - v_old
-        dd, ee = d.transpose(1, 2) @ d, e.transpose(1, 2) @ e
-        cross = (u_old.transpose(1, 2) @ d) * (e.transpose(1, 2) @ v)
-        old_gram = other._dense_factors()[0].gram
-        own_gram = self._dense_factors()[1].gram
-        total = dd * own_gram + ee * old_gram + 2.0 * cross
+        u, v = self._dense_factors()
+        u_old, v_old = other._dense_factors()
+        d = DenseFactor(u.value - u_old.value, u.layout)
+        if self.symmetric and other.symmetric:
+            cross = u_old.project(d.value)  # U'^T D; U^T U and D^T U follow from it
+            e, t_cross = d, cross.transpose(1, 2) + d.gram
+        else:
+            e = DenseFactor(v.value - v_old.value, v.layout)
+            cross, t_cross = u_old.project(d.value), e.project(v.value)
+        total = d.gram * v.gram + e.gram * u_old.gram + 2.0 * cross * t_cross
         return total.sum((1, 2)).clamp(min=0.0)
 
     def _same_shape(self, other: LowRankGraph) -> bool:

@@ -214,40 +214,68 @@ class Signal:
                 value[places] = block[row - first - start, col - first]
         return value
 
-    def quadratic(self, weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        r"""For every graph
-        :math:`\sum_q \sum_{k,l} a_{qk} b_{ql} \, (\mathbf{X}^{\top}
-        \mathrm{diag}(\mathbf{c}_q) \mathbf{X})_{kl}^2`.
+    @cached_property
+    def _pair_matrix(self) -> SparseMatrix:
+        assert self.pairs is not None and isinstance(self.x, SparseMatrix)
+        return self.pairs.matrix(self.x.value)
+
+    def gram_energy(self, weight: Tensor, left: Tensor) -> Tensor:
+        r"""For every graph :math:`\sum_p \sum_{k,l} a_{pk} \, (\mathbf{X}^{\top}
+        \mathrm{diag}(\mathbf{c}_p) \mathbf{X})_{kl}^2`.
 
         Args:
-            weight (torch.Tensor): Row weights c, of shape :obj:`[n, Q]`.
-            left (torch.Tensor): Feature weights a, of shape :obj:`[Q, d]`.
-            right (torch.Tensor): Feature weights b, of shape :obj:`[Q, d]`.
+            weight (torch.Tensor): Row weights c, of shape :obj:`[n, m]`.
+            left (torch.Tensor): Feature weights a, of shape :obj:`[m, d]`.
         """
-        layout = self.layout
-        if self.pairs is not None:
-            assert isinstance(self.x, SparseMatrix)
-            low, high = self.pairs.pairs
-            grams = self.pairs.matrix(self.x.value).matmul(weight)  # [pairs, Q]
-            graph, k, l = low // self.num_features, *(
-                i % self.num_features for i in (low, high)
-            )
-            left, right = left.t(), right.t()
-            both = left[k] * right[l] + left[l] * right[k]
-            both = both * torch.where(k == l, 0.5, 1.0).to(both.dtype).unsqueeze(1)
-            total = (grams.square() * both).sum(1)
-            if layout.num_graphs == 1:
-                return total.sum(0, keepdim=True)
-            return total.new_zeros(layout.num_graphs).index_add(0, graph, total)
-        totals = []
-        for graph in range(layout.num_graphs):
-            first, last = layout.ptr[graph], layout.ptr[graph + 1]
-            x = (
-                self._graph_rows(graph)
-                if isinstance(self.x, SparseMatrix)
-                else self.x[first:last]
-            )
-            grams = _WeightedGrams.apply(x, weight[first:last])  # [Q, d, d]
-            half = torch.einsum('qkl,ql->qk', grams.square(), right)
-            totals.append((half * left).sum())
-        return torch.stack(totals)
+        if self.pairs is None:
+            totals = [
+                (grams.square().sum(2) * left).sum()
+                for grams in self._graph_grams(weight)
+            ]
+            return torch.stack(totals)
+        squares = self._pair_matrix.matmul(weight).square()  # [pairs, m]
+        incidence = self.pairs.incidence
+        if incidence.dtype != squares.dtype:
+            incidence = incidence.with_value(incidence.value.to(squares.dtype))
+        rows = incidence.matmul(squares)  # sums over l, for each k: [B * d, m]
+        rows = rows.view(self.layout.num_graphs, self.num_features, -1)
+        return (rows * left.t()).sum((1, 2))
+
+    def gram_norm(self, weight: Tensor, left: Tensor) -> Tensor:
+        r"""For every graph :math:`\sum_{p,q} \sum_{k,l} a_{pk} a_{ql} \,
+        (\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}_p \odot \mathbf{c}_q)
+        \mathbf{X})_{kl}^2`; the arguments are those of :meth:`gram_energy`.
+        """
+        heads = weight.size(1)
+        p, q = torch.triu_indices(heads, heads, device=weight.device)
+        times = torch.where(p == q, 1.0, 2.0).to(weight.dtype)
+        weight = weight[:, p] * weight[:, q]
+        if self.pairs is None:
+            totals = []
+            for grams in self._graph_grams(weight):
+                half = torch.einsum('qkl,ql->qk', grams.square(), left[q])
+                totals.append(((half * left[p]).sum(1) * times).sum())
+            return torch.stack(totals)
+        low, high = self.pairs.pairs
+        squares = self._pair_matrix.matmul(weight).square()  # [pairs, Q]
+        columns = squares.t().contiguous().unbind(0)
+        near = left[:, low % self.num_features].unbind(0)
+        far = left[:, high % self.num_features].unbind(0)
+        total = torch.zeros_like(columns[0])
+        for column, a, b, scale in zip(
+            columns, p.tolist(), q.tolist(), times.tolist(), strict=True
+        ):
+            both = near[a] * far[b] + far[a] * near[b]
+            total = total + scale * both * column
+        total = torch.where(low == high, 0.5 * total, total)
+        if self.layout.num_graphs == 1:
+            return total.sum(0, keepdim=True)
+        graph = low // self.num_features
+        return total.new_zeros(self.layout.num_graphs).index_add(0, graph, total)
+
+    def _graph_grams(self, weight: Tensor):
+        for graph in range(self.layout.num_graphs):
+            first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
+            sparse = isinstance(self.x, SparseMatrix)
+            x = self._graph_rows(graph) if sparse else self.x[first:last]  # type: ignore
+            yield _WeightedGrams.apply(x, weight[first:last])  # [Q, d, d]

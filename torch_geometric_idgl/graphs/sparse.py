@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from ..ops.layout import Layout
-from ..ops.sparse import Pattern, spmm
+from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
 from .scores import Scores, tiles
 from .signal import Signal
@@ -76,14 +78,17 @@ class SparseGraph(Affinity):
         """The same edges with other weights."""
         return SparseGraph(self.pattern, value, self.rows, self.cols)
 
+    @cached_property
+    def _matrix(self) -> SparseMatrix:
+        return SparseMatrix(self.pattern, self.value)
+
     def matmul(self, x: Tensor) -> Tensor:
-        return spmm(self.pattern, self.value, x)
+        return self._matrix.matmul(x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         if self.symmetric:
             return self.matmul(x)
-        pattern, perm = self.pattern.transposed
-        return spmm(pattern, self.value[perm], x)
+        return self._matrix.t_matmul(x)
 
     def sq_norm(self) -> Tensor:
         return self._graph_sum(self.value.square())

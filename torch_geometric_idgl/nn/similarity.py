@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..ops.features import Features, matmul, square
+from ..ops.cosine import weighted_unit_vectors
+from ..ops.features import Features, matmul
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import SparseMatrix
 
@@ -97,10 +98,8 @@ class WeightedCosine(Metric):
         torch.nn.init.xavier_uniform_(self.weight)
 
     def embed(self, x: Features) -> Tensor:
-        scale = safe_rsqrt(matmul(square(x), self.weight.square().t()) * self.heads)
         dense = x.to_dense() if isinstance(x, SparseMatrix) else x
-        weighted = dense.unsqueeze(1) * self.weight * scale.unsqueeze(-1)
-        return weighted.flatten(1)  # [n, m * d]
+        return weighted_unit_vectors(dense, self.weight)  # [n, m * d]
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:
         return inputs_nonnegative

@@ -153,6 +153,18 @@ class FeatureGram:
         *_, low, high = self._structure
         return low, high
 
+    @cached_property
+    def incidence(self) -> SparseMatrix:
+        """Features by pairs: one where a feature is in a pair."""
+        low, high = self.pairs
+        pair = torch.arange(low.numel(), device=low.device)
+        other = low != high
+        row = torch.cat([low, high[other]])
+        col = torch.cat([pair, pair[other]])
+        value = torch.ones(row.numel(), device=low.device)
+        shape = (self.pattern.num_cols, low.numel())
+        return SparseMatrix.from_coo(row, col, value, shape)
+
     def matrix(self, value: Tensor) -> SparseMatrix:
         """The matrix (pairs by rows) whose product with c lists M(c)."""
         products, first, second, *_ = self._structure

@@ -95,21 +95,21 @@ def _pair_dot(row: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 class _SpMM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, pattern, value, dense):  # noqa: D102
-        ctx.pattern = pattern
+    def forward(ctx, matrix, value, dense):  # noqa: D102
+        ctx.matrix = matrix
         ctx.save_for_backward(value, dense)
-        return _bag_sum(pattern, value, dense)
+        return _bag_sum(matrix.pattern, value, dense)
 
     @staticmethod
     def backward(ctx, grad):  # noqa: D102
-        value, dense = ctx.saved_tensors
-        pattern = ctx.pattern
+        _, dense = ctx.saved_tensors
+        pattern = ctx.matrix.pattern
         grad_value = grad_dense = None
         if ctx.needs_input_grad[1]:
             grad_value = _pair_dot(pattern.row, pattern.col, grad, dense)
         if ctx.needs_input_grad[2]:
-            transposed, perm = pattern.transposed
-            grad_dense = _bag_sum(transposed, value[perm], grad)
+            transposed = ctx.matrix.transposed
+            grad_dense = _bag_sum(transposed.pattern, transposed.value, grad)
         return None, grad_value, grad_dense
 
 
@@ -133,18 +133,17 @@ class _SDDMM(torch.autograd.Function):
         return None, grad_a, grad_b
 
 
-def spmm(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
+def spmm(matrix: SparseMatrix, dense: Tensor) -> Tensor:
     r"""The product of a sparse matrix with a dense one.
 
     Gradients reach the values and the dense matrix; nothing of size rows times columns
     is formed in backward (:func:`torch.sparse.mm` does that for the values).
 
     Args:
-        pattern (Pattern): Where the entries are.
-        value (torch.Tensor): The entries, of shape :obj:`[nnz]`.
+        matrix (SparseMatrix): The sparse matrix.
         dense (torch.Tensor): The dense matrix, of shape :obj:`[num_cols, f]`.
     """
-    return _SpMM.apply(pattern, value, dense)
+    return _SpMM.apply(matrix, matrix.value, dense)
 
 
 def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
@@ -215,13 +214,15 @@ class SparseMatrix:
 
     def matmul(self, dense: Tensor) -> Tensor:
         """The product with a dense matrix."""
-        return spmm(self.pattern, self.value, dense)
+        return spmm(self, dense)
 
     @cached_property
     def transposed(self) -> SparseMatrix:
-        """The transposed matrix; its own transposed is this one's permuted copy."""
+        """The transposed matrix."""
         pattern, perm = self.pattern.transposed
-        return SparseMatrix(pattern, self.value[perm])
+        transposed = SparseMatrix(pattern, self.value[perm])
+        transposed.__dict__['transposed'] = self
+        return transposed
 
     def t_matmul(self, dense: Tensor) -> Tensor:
         """The product of the transposed matrix with a dense one."""

@@ -1,0 +1,89 @@
+"""Reading ogbn-arxiv through OGB's loader, which needs some guarding."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask, to_undirected
+
+__all__ = ['ARXIV_FILES', 'arxiv_folder', 'load_arxiv']
+
+# What OGB's loader reads; its own check covers the first two only.
+ARXIV_FILES = [
+    'raw/edge.csv.gz',
+    'raw/node-feat.csv.gz',
+    'raw/node-label.csv.gz',
+    'raw/node_year.csv.gz',
+    'raw/num-edge-list.csv.gz',
+    'raw/num-node-list.csv.gz',
+    'split/time/test.csv.gz',
+    'split/time/train.csv.gz',
+    'split/time/valid.csv.gz',
+]
+
+
+def arxiv_folder(root: Path) -> Path:
+    """Returns the folder in :obj:`root` that OGB's loader reads."""
+    other = root / 'ogbn_arxiv_pyg'  # Written by old versions of OGB, which it prefers.
+    return other if other.exists() else root / 'ogbn_arxiv'
+
+
+def load_arxiv(root: Path) -> Data:
+    """Reads ogbn-arxiv, whose files are known to be there, with undirected edges."""
+    try:
+        import ogb.nodeproppred.dataset_pyg as module
+    except ImportError as e:
+        raise ImportError(
+            "The 'ogbn-arxiv' data is read by the package 'ogb'. Install it with "
+            "'pip install torch_geometric_idgl[datasets]'"
+        ) from e
+
+    with _guarded(module):
+        dataset = module.PygNodePropPredDataset('ogbn-arxiv', root=str(root))
+        data, split = dataset[0], dataset.get_idx_split()
+
+    num_nodes = data.x.size(0)
+    return Data(
+        x=data.x,
+        edge_index=to_undirected(data.edge_index, num_nodes=num_nodes),
+        y=data.y.view(-1),
+        node_year=data.node_year.view(-1),
+        train_mask=index_to_mask(split['train'], num_nodes),
+        val_mask=index_to_mask(split['valid'], num_nodes),
+        test_mask=index_to_mask(split['test'], num_nodes),
+    )
+
+
+class _Torch:
+    # `torch`, but `load` also reads the `Data` objects that OGB has saved itself,
+    # which `weights_only=True`, the default since PyTorch 2.6, refuses.
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def load(*args: Any, **kwargs: Any) -> Any:
+        return torch.load(*args, **{'weights_only': False, **kwargs})
+
+
+@contextlib.contextmanager
+def _guarded(module: ModuleType) -> Iterator[None]:
+    # OGB asks on the standard input whether to replace data without the mark of the
+    # newest release (no: it is the user's), prints its progress, and fails on newer
+    # versions of PyTorch. Names are replaced in OGB's module only, and only meanwhile.
+    names: dict[str, Any] = {'torch': _Torch(), 'input': lambda _='': 'n'}
+    before = {name: vars(module)[name] for name in names if name in vars(module)}
+    vars(module).update(names)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for name in names:
+            del vars(module)[name]
+        vars(module).update(before)

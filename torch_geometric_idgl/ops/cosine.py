@@ -1,0 +1,51 @@
+r"""Normalised, weighted vectors for multi-head cosines."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .numeric import safe_rsqrt
+
+__all__ = ['weighted_unit_vectors']
+
+
+class _WeightedUnitVectors(torch.autograd.Function):
+    """In closed form: autograd would walk over the n x m x d product ten times."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # noqa: D102
+        heads = weight.size(0)
+        scale = safe_rsqrt(x.square() @ weight.square().t() * heads)  # [n, m]
+        ctx.save_for_backward(x, weight, scale)
+        out = scale.unsqueeze(-1) * weight  # [n, m, d]
+        return out.mul_(x.unsqueeze(1)).flatten(1)
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: D102
+        x, weight, scale = ctx.saved_tensors
+        heads, channels = weight.shape
+        scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
+        moment = scaled * x.unsqueeze(1)  # g r x
+        # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
+        diagonal = torch.diag_embed(weight)  # [m, d, d]: head p holds diag(w_p)
+        by_head = torch.block_diag(*weight.unsqueeze(-1).unbind(0))  # [m d, m]
+        grad_q = (moment.flatten(1) @ by_head) * scale.square() * -heads
+        grad_x = scaled.flatten(1) @ diagonal.flatten(0, 1)
+        grad_x = grad_x.addcmul(x, grad_q @ weight.square())
+        grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
+        return grad_x, grad_weight
+
+
+def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:
+    r"""Concatenate :math:`(\mathbf{w}_p \odot \mathbf{x}_i) / (\sqrt{m} \,
+    \|\mathbf{w}_p \odot \mathbf{x}_i\|)` over the heads :math:`p`.
+
+    The inner product of two such vectors is the mean of the :math:`m` weighted cosines.
+    Zero vectors stay zero, and get no gradient.
+
+    Args:
+        x (torch.Tensor): Vectors, of shape :obj:`[n, d]`.
+        weight (torch.Tensor): The weights of the heads, of shape :obj:`[m, d]`.
+    """
+    return _WeightedUnitVectors.apply(x, weight)

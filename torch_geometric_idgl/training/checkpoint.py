@@ -1,0 +1,89 @@
+"""Saving and loading a run, such that it continues as if it had not been stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ['load_checkpoint', 'replacing', 'save_checkpoint']
+
+
+def save_checkpoint(
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: dict[str, Any],
+    progress: dict[str, Any],
+) -> None:
+    """Saves the state of a run, that of the random number generators included."""
+    content = {
+        'settings': settings,
+        'model': model.state_dict(),
+        'optimizer': optimizer.state_dict(),
+        'progress': progress,
+        'rng': _rng_state(),
+    }
+    with replacing(path) as temp:
+        torch.save(content, temp)
+
+
+def load_checkpoint(
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """Restores the state of a run with equal settings, and returns its progress."""
+    content = torch.load(path, map_location='cpu', weights_only=True)
+    saved = content['settings']
+    if saved != settings:
+        raise ValueError(
+            f"Expected the checkpoint '{path}' to be of a run with {settings} (got "
+            f'{saved}). Remove it to start anew'
+        )
+    model.load_state_dict(content['model'])
+    optimizer.load_state_dict(content['optimizer'])
+    _set_rng_state(content['rng'])
+    return content['progress']
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a file to write, which then takes the place of :obj:`path` at once.
+
+    A process that is killed meanwhile leaves the former file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temp
+        os.replace(temp, path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _rng_state() -> dict[str, Any]:
+    # Only types that can be loaded with `weights_only=True`.
+    state: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = state
+    return {
+        'torch': torch.get_rng_state(),
+        'cuda': torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        'numpy': (name, keys.tolist(), *rest),
+        'python': random.getstate(),
+    }
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state['torch'])
+    if state['cuda']:
+        torch.cuda.set_rng_state_all(state['cuda'])
+    np.random.set_state(state['numpy'])  # noqa: NPY002
+    random.setstate(state['python'])

@@ -1,0 +1,82 @@
+"""Reading and replacing the edges of a :class:`Data` or :class:`Batch` object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import cumsum
+
+# Sizes may coincide: these are never edge attributes, however many edges there are.
+_NEVER_EDGE_ATTRS = {'x', 'y', 'pos', 'batch', 'ptr'}
+
+
+def check_data(data: Any, *keys: str) -> None:
+    """Raises if :obj:`data` is not homogeneous or lacks one of :obj:`keys`."""
+    if not isinstance(data, Data):
+        raise TypeError(
+            f"Expected 'data' to be a homogeneous 'Data' or 'Batch' object (got "
+            f"'{type(data).__name__}')"
+        )
+    for key in keys:
+        if data.get(key) is None:
+            raise ValueError(
+                f"Expected 'data' to hold '{key}' (got {sorted(data.keys())})"
+            )
+
+
+def edge_attrs(data: Data) -> dict[str, Tensor]:
+    """Returns the attributes of the edges of :obj:`data`."""
+    if data.get('edge_index') is None:
+        return {}
+    return {
+        key: data[key]
+        for key in data.keys()
+        if key != 'edge_index'
+        and key not in _NEVER_EDGE_ATTRS
+        and not key.startswith('edge_index_')
+        and isinstance(data[key], Tensor)
+        and data.is_edge_attr(key)
+    }
+
+
+def set_edges(data: Data, edge_index: Tensor, **attrs: Tensor) -> Data:
+    """Gives :obj:`data` other edges, with these attributes and no others.
+
+    A :class:`Batch` still separates into its graphs afterwards: its edges are brought
+    into the order of its graphs, and the slices it keeps for
+    :meth:`Batch.to_data_list` are renewed (on the copy only: they are shared with the
+    object that was copied).
+    """
+    stale = [*edge_attrs(data), 'adj', 'adj_t', 'edge_index_batch', 'edge_index_ptr']
+    followed = 'edge_index_batch' in data
+    for key in stale:
+        if key in data:
+            del data[key]
+
+    if not (isinstance(data, Batch) and hasattr(data, '_slice_dict')):
+        data.edge_index = edge_index
+        data.update(attrs)
+        return data
+
+    graph = data.batch[edge_index[0]]
+    order = graph.argsort(stable=True)
+    count = graph.bincount(minlength=data.num_graphs)
+    data.edge_index = edge_index[:, order]
+    data.update({key: value[order] for key, value in attrs.items()})
+    if followed:
+        data.edge_index_batch = graph[order]
+        data.edge_index_ptr = cumsum(count)
+
+    gone = {*stale, 'edge_index'}
+    slices = {k: v for k, v in data._slice_dict.items() if k not in gone}
+    incs = {k: v for k, v in data._inc_dict.items() if k not in gone}
+    slices['edge_index'] = cumsum(count.cpu())
+    incs['edge_index'] = data.ptr[:-1].cpu()
+    for key in attrs:
+        slices[key] = slices['edge_index']
+        incs[key] = torch.zeros_like(incs['edge_index'])
+    data._slice_dict, data._inc_dict = slices, incs
+    return data
