@@ -3,9 +3,15 @@
 from .anchor import AnchorGraph
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
-from .factors import DenseFactor, Factor, WeightedFactor
+from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .low_rank import LowRankGraph
-from .mixture import ColumnScaled, Memoized, Mixture, RowNormalized
+from .mixture import (
+    ColumnScaled,
+    Memoized,
+    Mixture,
+    RowNormalized,
+    shared_products,
+)
 from .scores import InnerScores, PairScores, Scores, WeightedScores
 from .signal import Signal
 from .sparse import SparseGraph
@@ -27,10 +33,12 @@ __all__ = [
     'PairScores',
     'RowNormalized',
     'Scores',
+    'SelectedFactor',
     'Signal',
     'SparseGraph',
     'TiledGraph',
     'WeightedFactor',
     'WeightedScores',
+    'shared_products',
     'sparsify',
 ]

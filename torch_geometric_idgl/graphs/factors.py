@@ -10,13 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..ops.cosine import weighted_unit_vectors
 from ..ops.features import matmul, square
 from ..ops.layout import Layout
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import SparseMatrix
 from .signal import Signal
 
-__all__ = ['DenseFactor', 'Factor', 'WeightedFactor']
+__all__ = ['DenseFactor', 'Factor', 'SelectedFactor', 'WeightedFactor']
 
 
 class Factor(ABC):
@@ -137,3 +138,34 @@ class WeightedFactor(Factor):
         \rangle` with the features the factor is made of.
         """
         return self.signal.gram_energy(self.scale, self.sq_weight)
+
+    def affinity(self, index: Tensor | None, cols: Layout) -> Tensor:
+        """The entries of the affinity of nodes and anchors, padded: :obj:`[B, N, S]`."""
+        from .scores import InnerScores, WeightedScores
+
+        if self.signal.is_sparse:
+            return WeightedScores(self, index, cols).dense()
+        weight = (self.sq_weight * self.heads).sqrt()
+        u = weighted_unit_vectors(self.signal.to_dense(), weight)
+        v = u if index is None else u[index]
+        return InnerScores(u, v, self.layout, cols).dense()
+
+
+class SelectedFactor(Factor):
+    """The rows of a weighted factor that belong to the anchors."""
+
+    def __init__(self, factor: WeightedFactor, index: Tensor, layout: Layout) -> None:
+        self.factor = factor
+        self.index = index
+        self.layout = layout
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.factor.dtype
+
+    def expand(self, coefficient: Tensor) -> Tensor:
+        return self.factor.expand(coefficient)[self.index]
+
+    def project(self, x: Tensor) -> Tensor:
+        rows = x.new_zeros(self.factor.layout.num_rows, x.size(1))
+        return self.factor.project(rows.index_add(0, self.index, x))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .base import Affinity
-from .factors import DenseFactor, Factor, WeightedFactor
+from .dense import DenseGraph
+from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .signal import Signal
 
 __all__ = ['LowRankGraph']
@@ -33,7 +34,7 @@ class LowRankGraph(Affinity):
             (default: :obj:`None`)
     """
 
-    def __init__(self, left: Factor, right: DenseFactor | None = None) -> None:
+    def __init__(self, left: Factor, right: Factor | None = None) -> None:
         self.left = left
         self.right: Factor = left if right is None else right
         self.symmetric = right is None
@@ -65,7 +66,7 @@ class LowRankGraph(Affinity):
     @cached_property
     def _sq_norm(self) -> Tensor:
         if isinstance(self.left, WeightedFactor):
-            return self.left.sq_norm()
+            return self.left.sq_norm() if self.symmetric else self._explicit.sq_norm()
         left, right = self._dense_factors()
         return (left.gram * right.gram).sum((1, 2))
 
@@ -73,6 +74,14 @@ class LowRankGraph(Affinity):
         assert isinstance(self.left, DenseFactor)
         assert isinstance(self.right, DenseFactor)
         return self.left, self.right
+
+    @cached_property
+    def _explicit(self) -> DenseGraph:
+        """The entries of a node-anchor affinity whose factor is never formed."""
+        assert isinstance(self.left, WeightedFactor)
+        assert isinstance(self.right, SelectedFactor)
+        value = self.left.affinity(self.right.index, self.cols)
+        return DenseGraph(value, self.rows, self.cols)
 
     def inner(self, other: Affinity) -> Tensor:
         if not self.factored:
@@ -90,8 +99,10 @@ class LowRankGraph(Affinity):
         u_old, v_old = other._dense_factors()
         d = DenseFactor(u.value - u_old.value, u.layout)
         if self.symmetric and other.symmetric:
-            cross = u_old.project(d.value)  # U'^T D; U^T U and D^T U follow from it
+            # U'^T D and D^T D give all the rest, the next U^T U included.
+            cross = u_old.project(d.value)
             e, t_cross = d, cross.transpose(1, 2) + d.gram
+            u.__dict__.setdefault('gram', u_old.gram + cross + t_cross)
         else:
             e = DenseFactor(v.value - v_old.value, v.layout)
             cross, t_cross = u_old.project(d.value), e.project(v.value)
@@ -106,7 +117,7 @@ class LowRankGraph(Affinity):
 
     def gram_inner(self, signal: Signal) -> Tensor:
         if isinstance(self.left, WeightedFactor):
-            if self.left.signal is signal:
+            if self.symmetric and self.left.signal is signal:
                 return self.left.gram_inner()
             return super().gram_inner(signal)
         left, right = self._dense_factors()
@@ -122,19 +133,19 @@ class LowRankGraph(Affinity):
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
         if not self.factored:
-            return super().normal_matrix(weight)
+            return self._explicit.normal_matrix(weight)
         _, right = self._dense_factors()
         return right.padded @ self._middle(weight) @ right.padded.transpose(1, 2)
 
     def normal_sq_norm(self, weight: Tensor) -> Tensor:
         if not self.factored:
-            return super().normal_sq_norm(weight)
+            return self._explicit.normal_sq_norm(weight)
         product = self._middle(weight) @ self._dense_factors()[1].gram
         return (product * product.transpose(1, 2)).sum((1, 2))
 
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
         if not self.factored:
-            return super().normal_gram_inner(weight, signal)
+            return self._explicit.normal_gram_inner(weight, signal)
         _, right = self._dense_factors()
         projected = signal.t_matmul(right.value)  # X_U^T V: [B, d, K]
         return ((projected @ self._middle(weight)) * projected).sum((1, 2))

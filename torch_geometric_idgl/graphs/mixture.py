@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 
-__all__ = ['ColumnScaled', 'Memoized', 'Mixture', 'RowNormalized']
+__all__ = ['ColumnScaled', 'Memoized', 'Mixture', 'RowNormalized', 'shared_products']
 
 
 class RowNormalized(GraphOperator):
@@ -113,8 +113,38 @@ class Mixture(GraphOperator):
         return [(weight * own, graph) for own, graph in self.terms]
 
     def matmul(self, x: Tensor) -> Tensor:
-        weight, graph = self.terms[0]
-        out = weight * graph.matmul(x)
-        for weight, graph in self.terms[1:]:
-            out = out.add(graph.matmul(x), alpha=weight)
-        return out
+        return _weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
+
+    def own_matmul(self, x: Tensor) -> Tensor | None:
+        """The product with the terms that no other mixture has."""
+        own = [(w, g.matmul(x)) for w, g in self.terms if not isinstance(g, Memoized)]
+        return _weighted_sum(own) if own else None
+
+
+def shared_products(mixtures: list[Mixture], inputs: list[Tensor]) -> list[Tensor]:
+    """The products of mixtures, each with its input, in the terms they share: every
+    shared graph is multiplied once, with all the inputs side by side.
+    """
+    together = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
+    width = inputs[0].size(1)
+    products: dict[int, list[Tensor]] = {}
+    out = []
+    for step, mixture in enumerate(mixtures):
+        parts = []
+        for weight, graph in mixture.terms:
+            if not isinstance(graph, Memoized):
+                continue
+            if id(graph) not in products:
+                product = graph.graph.matmul(together)
+                products[id(graph)] = list(product.split(width, dim=1))
+            parts.append((weight, products[id(graph)][step]))
+        out.append(_weighted_sum(parts) if parts else torch.zeros_like(inputs[step]))
+    return out
+
+
+def _weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    weight, value = terms[0]
+    out = weight * value
+    for weight, value in terms[1:]:
+        out = out.add(value, alpha=weight)
+    return out

@@ -256,21 +256,20 @@ class Signal:
                 half = torch.einsum('qkl,ql->qk', grams.square(), left[q])
                 totals.append(((half * left[p]).sum(1) * times).sum())
             return torch.stack(totals)
-        low, high = self.pairs.pairs
+        graph, near_index, far_index = self.pairs.places(self.num_features)
         squares = self._pair_matrix.matmul(weight).square()  # [pairs, Q]
         columns = squares.t().contiguous().unbind(0)
-        near = left[:, low % self.num_features].unbind(0)
-        far = left[:, high % self.num_features].unbind(0)
+        near = left.index_select(1, near_index).unbind(0)
+        far = left.index_select(1, far_index).unbind(0)
         total = torch.zeros_like(columns[0])
         for column, a, b, scale in zip(
             columns, p.tolist(), q.tolist(), times.tolist(), strict=True
         ):
-            both = near[a] * far[b] + far[a] * near[b]
-            total = total + scale * both * column
-        total = torch.where(low == high, 0.5 * total, total)
+            both = torch.addcmul(near[a] * far[b], far[a], near[b])
+            total = torch.addcmul(total, both, column, value=scale)
+        total = torch.where(near_index == far_index, 0.5 * total, total)
         if self.layout.num_graphs == 1:
             return total.sum(0, keepdim=True)
-        graph = low // self.num_features
         return total.new_zeros(self.layout.num_graphs).index_add(0, graph, total)
 
     def _graph_grams(self, weight: Tensor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch_geometric.nn import JumpingKnowledge, MessagePassing
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
-from ..graphs import GraphOperator
+from ..graphs import GraphOperator, Mixture, shared_products
 from ..ops.features import Features, matmul
 from ..ops.layout import Layout
 from ..ops.sparse import SparseMatrix
@@ -55,7 +55,14 @@ def _apply(linear: Linear, x: Features) -> Tensor:
 
 
 class OperatorConv(Module):
-    """A layer on graph operators."""
+    """A layer on graph operators.
+
+    Most layers multiply the graph with one matrix and need only :meth:`project`,
+    :meth:`message` and :meth:`finish`; others set :attr:`single_product` to false and
+    write :meth:`propagate`.
+    """
+
+    single_product: bool = True
 
     def project(self, x: Features) -> Any:
         """The part that does not depend on the graph."""
@@ -65,9 +72,15 @@ class OperatorConv(Module):
         """What the graph will be multiplied with first, if known beforehand."""
         return projected
 
-    def propagate(self, projected: Any, graph: GraphOperator) -> Tensor:
-        """The part that does."""
+    def finish(self, aggregated: Tensor, projected: Any) -> Tensor:
+        """The part after the product of the graph with the message."""
         raise NotImplementedError
+
+    def propagate(self, projected: Any, graph: GraphOperator) -> Tensor:
+        """The part that depends on the graph."""
+        message = self.message(projected)
+        assert message is not None
+        return self.finish(graph.matmul(message), projected)
 
     def forward(self, x: Features, graph: GraphOperator) -> Tensor:
         """Both parts, one after the other."""
@@ -90,9 +103,8 @@ class GCNLayer(OperatorConv):
     def project(self, x: Features) -> Tensor:
         return _apply(self.lin, x)
 
-    def propagate(self, projected: Tensor, graph: GraphOperator) -> Tensor:
-        out = graph.matmul(projected)
-        return out if self.bias is None else out + self.bias
+    def finish(self, aggregated: Tensor, projected: Tensor) -> Tensor:
+        return aggregated if self.bias is None else aggregated + self.bias
 
 
 class SAGELayer(OperatorConv):
@@ -115,11 +127,8 @@ class SAGELayer(OperatorConv):
     def message(self, projected: tuple[Tensor, Tensor]) -> Tensor:
         return projected[0]
 
-    def propagate(
-        self, projected: tuple[Tensor, Tensor], graph: GraphOperator
-    ) -> Tensor:
-        neighbours, own = projected
-        out = graph.matmul(neighbours) + own
+    def finish(self, aggregated: Tensor, projected: tuple[Tensor, Tensor]) -> Tensor:
+        out = aggregated + projected[1]
         return out if self.lin_l.bias is None else out + self.lin_l.bias
 
 
@@ -142,8 +151,8 @@ class GINLayer(OperatorConv):
     def project(self, x: Features) -> Tensor:
         return matmul(x, self.lin_1.weight.t())
 
-    def propagate(self, projected: Tensor, graph: GraphOperator) -> Tensor:
-        out = graph.matmul(projected) + (1.0 + self.eps) * projected
+    def finish(self, aggregated: Tensor, projected: Tensor) -> Tensor:
+        out = aggregated + (1.0 + self.eps) * projected
         if self.lin_1.bias is not None:
             out = out + self.lin_1.bias
         return self.lin_2(out.relu())
@@ -153,6 +162,8 @@ class APPNPLayer(OperatorConv):
     r"""Predict, then propagate: :math:`\mathbf{Z} \leftarrow (1 - a)
     \widetilde{\mathbf{A}} \mathbf{Z} + a \mathbf{X} \mathbf{W}`, some steps.
     """
+
+    single_product = False
 
     def __init__(
         self,
@@ -182,6 +193,8 @@ class APPNPLayer(OperatorConv):
 
 class EdgeLayer(OperatorConv):
     """Any PyG convolution with edge weights, on the exported edges of the graph."""
+
+    single_product = False
 
     def __init__(self, conv: Module) -> None:
         super().__init__()
@@ -253,12 +266,23 @@ def conv_resolver(backbone: ConvLike, bias: bool) -> Callable[[int, int], Operat
     return make
 
 
+class Prediction(NamedTuple):
+    """Outputs on one graph, finished or waiting for the terms all graphs share."""
+
+    graph: Mixture
+    projected: Any = None
+    message: Tensor | None = None
+    own: Tensor | None = None
+    out: Tensor | None = None
+
+
 class Backbone(Module):
     r"""Layers, activations, norms and dropout in the order of PyG's
     :class:`~torch_geometric.nn.models.basic_gnn.BasicGNN`.
 
-    Returns the outputs and the embeddings :math:`\mathbf{Z}` that graphs are refined
-    from: the input of the last map (with a single layer, its activated output).
+    Graphs are refined from the embeddings :math:`\mathbf{Z}`: the input of the last map
+    (with a single layer, its activated output). Outputs do not influence later graphs,
+    so they are finished after the last iteration, all together.
     """
 
     def __init__(
@@ -332,28 +356,49 @@ class Backbone(Module):
         """What every graph is multiplied with first."""
         return self.convs[0].message(projected)  # type: ignore[operator]
 
-    def forward(
+    def embed(
         self, projected: Any, graph: GraphOperator, layout: Layout, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        """The embeddings and the outputs on a graph."""
+    ) -> Tensor:
+        r"""The embeddings :math:`\mathbf{Z}` on a graph."""
+        if not self.norms:  # a single layer
+            out = self.convs[0].propagate(projected, graph)  # type: ignore[operator]
+            return out if self.act is None else self.act(out)
         embeddings: list[Tensor] = []
-        z = None
-        for i, conv in enumerate(self.convs):
+        for i in range(len(self.norms)):
+            conv = self.convs[i]
             if i > 0:
-                projected = conv.project(z)  # type: ignore[operator]
+                projected = conv.project(embeddings[-1])  # type: ignore[operator]
             out = conv.propagate(projected, graph)  # type: ignore[operator]
-            if i < len(self.norms):
-                z = self._activate(out, i, layout)
-                z = F.dropout(z, dropout, self.training)
-                embeddings.append(z)
-        if self.lin is None:
-            if z is None:
-                z = out if self.act is None else self.act(out)
-            return z, out
-        if self.jk is not None:
-            z = self.jk(embeddings)
-        assert z is not None
-        return z, self.lin(z)
+            out = self._activate(out, i, layout)
+            embeddings.append(F.dropout(out, dropout, self.training))
+        return embeddings[-1] if self.jk is None else self.jk(embeddings)
+
+    def start_prediction(self, z: Tensor, first: Any, graph: Mixture) -> Prediction:
+        """The outputs of one graph, but for what all graphs share."""
+        if self.lin is not None:
+            return Prediction(graph, out=self.lin(z))
+        conv = self.convs[-1]
+        projected = first if not self.norms else conv.project(z)  # type: ignore
+        if not conv.single_product:
+            return Prediction(graph, out=conv.propagate(projected, graph))  # type: ignore
+        message = conv.message(projected)  # type: ignore[operator]
+        return Prediction(graph, projected, message, graph.own_matmul(message))
+
+    def finish_predictions(self, started: list[Prediction]) -> list[Tensor]:
+        """The outputs of all graphs; shared terms are multiplied once for all."""
+        if started[0].out is not None:
+            return [prediction.out for prediction in started]  # type: ignore[misc]
+        finish = self.convs[-1].finish
+        shared = shared_products(
+            [prediction.graph for prediction in started],
+            [prediction.message for prediction in started],  # type: ignore[misc]
+        )
+        outs = []
+        for prediction, product in zip(started, shared, strict=True):
+            if prediction.own is not None:
+                product = product + prediction.own
+            outs.append(finish(product, prediction.projected))  # type: ignore[operator]
+        return outs
 
     def _activate(self, x: Tensor, i: int, layout: Layout) -> Tensor:
         if self.act is not None and self.act_first:

@@ -16,6 +16,7 @@ from ..graphs import (
     LowRankGraph,
     PairScores,
     Scores,
+    SelectedFactor,
     Signal,
     SparseGraph,
     TiledGraph,
@@ -47,8 +48,7 @@ class GraphLearner(Module):
 
     - :obj:`"low_rank"`, if sparsification removes nothing: :math:`\varepsilon = 0`, no
       :obj:`top_k`, and an inner-product metric on vectors that are not negative.
-      Linear in the number of nodes. (Node-anchor affinities of sparse raw features are
-      kept dense instead: their factor is wider than their number of anchors.)
+      Linear in the number of nodes.
     - :obj:`"dense"`, up to about 2,000 nodes, or 67 million node-anchor pairs.
     - :obj:`"sparse"`, if fewer than 5 % of the entries survive.
     - :obj:`"tiled"`, otherwise: memory stays linear, time is quadratic.
@@ -113,8 +113,10 @@ class GraphLearner(Module):
             backend = self.choose_backend(x, layout, anchors, nonnegative)
         if backend == 'low_rank':
             self._check_low_rank(nonnegative)
-            if raw is not None and anchors is None:
-                return LowRankGraph(raw)
+            if raw is not None:
+                if anchors is None:
+                    return LowRankGraph(raw)
+                return LowRankGraph(raw, SelectedFactor(raw, *anchors))
             u, v = self._embed(x, anchors)
             left = DenseFactor(u, layout)
             right = None if v is None else DenseFactor(v, anchors.layout)  # type: ignore
@@ -153,8 +155,7 @@ class GraphLearner(Module):
         """The operator that :obj:`"auto"` stands for."""
         exact = self.epsilon == 0.0 and self.top_k is None
         factored = self.metric.inner_product and self.metric.nonnegative(nonnegative)
-        wide = anchors is not None and isinstance(x, Signal) and x.is_sparse
-        if exact and factored and not wide:
+        if exact and factored:
             return 'low_rank'
         cols = layout if anchors is None else anchors.layout
         pairs = zip(layout.sizes, cols.sizes, strict=True)

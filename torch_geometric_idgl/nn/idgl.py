@@ -37,7 +37,7 @@ from .graph_learner import BACKENDS, GraphLearner
 from .initial_graph import edges_from_adjacency, given_graph, knn_initial_graph
 from .regularization import graph_regularization
 from .similarity import MetricLike, metric_resolver
-from .trace import Trace, select_rows
+from .trace import Trace
 
 __all__ = ['IDGL', 'IDGLAnch']
 
@@ -364,50 +364,47 @@ class IDGL(Module):
         initial = Memoized(inputs.initial)
         first, first_graph, reg = learn(self.feature_learner, signal)
         first_mix = self._mix_first(initial, first, first_graph)
-        z, out = self.backbone(projected, first_mix, layout, self.dropout)
+        z = self.backbone.embed(projected, first_mix, layout, self.dropout)
+        predictions = [self.backbone.start_prediction(z, projected, first_mix)]
 
         active = torch.ones(layout.num_graphs, dtype=torch.bool, device=layout.device)
-        trace = Trace(
-            layout, inputs.initial, first, first, first_mix, torch.zeros_like(active).long()
-        )
-        trace.outs.append(out)
-        trace.regs.append(reg)
+        num_iters = torch.zeros_like(active, dtype=torch.long)
+        trace = Trace(layout, inputs.initial, first, first, first_mix, num_iters, [reg])
+        refined = []  # the graphs of the batch that each iteration has refined
 
-        vectors, backend, several = z, None, layout.num_graphs > 1
+        vectors, backend = z, None
         for _ in range(max_iters):
-            if several:  # graphs that have stopped keep their last graph
-                vectors = torch.where(active[layout.batch].unsqueeze(1), z, vectors)
-            else:
-                vectors = z
+            vectors = _where_active(active, z, vectors, layout)
             if backend is None:
                 backend = self._embedding_backend(vectors, layout, anchors)
             previous = trace.learned
-            learned, graph, reg = learn(
+            trace.learned, graph, reg = learn(
                 self.embedding_learner,
                 vectors,
                 previous,
                 nonnegative=self.backbone.nonnegative,
                 backend=backend,
             )
-            mixed = self._mix(initial, first_mix, graph)
-            z, out = self.backbone(projected, mixed, layout, self.iter_dropout)
-            if several:
-                rows = select_rows(active, out, layout).unsqueeze(1)
-                out = torch.where(rows, out, trace.out)
-                reg = torch.where(active, reg, trace.regs[-1])
+            trace.mixed = mixed = self._mix(initial, first_mix, graph)
+            z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
+            predictions.append(self.backbone.start_prediction(z, projected, mixed))
 
-            trace.learned, trace.mixed = learned, mixed
-            trace.outs.append(out)
-            trace.regs.append(reg)
+            trace.regs.append(_where_active(active, reg, trace.regs[-1], layout))
             trace.num_iters = trace.num_iters + active
+            refined.append(active)
             if self.tol is None:
                 continue
             with torch.no_grad():
-                delta = self._change(learned, previous, first)
+                delta = self._change(trace.learned, previous, first)
             trace.deltas.append(torch.where(active, delta, torch.nan))
             active = active & (delta > self.tol)
             if not bool(active.any()):  # the one host synchronisation
                 break
+
+        first_out, *outs = self.backbone.finish_predictions(predictions)
+        trace.outs.append(first_out)
+        for active, out in zip(refined, outs, strict=True):
+            trace.outs.append(_where_active(active, out, trace.outs[-1], layout))
         return trace
 
     # The mixture (Eq. 3) -------------------------------------------------------------
@@ -601,6 +598,14 @@ class IDGLAnch(IDGL):
 
     def _change(self, learned: Affinity, previous: Affinity, first: Affinity) -> Tensor:
         return learned.sq_dist(previous) / learned.sq_norm().clamp(min=1e-12)
+
+
+def _where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:
+    """New values for graphs that still iterate; those that have stopped keep theirs."""
+    if layout.num_graphs == 1:
+        return new
+    rows = active[layout.batch] if new.size(0) == layout.num_rows else active
+    return torch.where(rows if new.dim() == 1 else rows.unsqueeze(1), new, old)
 
 
 def _column_mask(graph: GraphOperator, p: float) -> Tensor:

@@ -43,8 +43,8 @@ class Trace:
     learned: Affinity
     mixed: GraphOperator
     num_iters: Tensor
-    outs: list[Tensor] = field(default_factory=list)
     regs: list[Tensor] = field(default_factory=list)
+    outs: list[Tensor] = field(default_factory=list)
     deltas: list[Tensor] = field(default_factory=list)
 
     @property
@@ -84,7 +84,8 @@ class Trace:
 
     def prediction_loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
         """The joint loss without regularisers."""
-        first = fn(self.outs[0])
+        first_out = self.outs[0]
+        first = fn(first_out)
         if len(self.outs) == 1:
             return first
         counts = self.num_iters.unique().tolist() if self.layout.num_graphs > 1 else []
@@ -94,16 +95,10 @@ class Trace:
         # letting the others stand at the first graph's outputs, then taking these off.
         total = first + first
         for count in counts:
-            rows = self._row_graph_selects(self.num_iters == count)
+            rows = self.num_iters == count
+            if first_out.size(0) == self.layout.num_rows:
+                rows = rows[self.layout.batch]
             for out in self.outs[1 : count + 1]:
-                mixed = torch.where(rows.unsqueeze(-1), out, self.outs[0])
+                mixed = torch.where(rows.unsqueeze(-1), out, first_out)
                 total = total + (fn(mixed) - first) / count
         return total
-
-    def _row_graph_selects(self, graphs: Tensor) -> Tensor:
-        return select_rows(graphs, self.outs[0], self.layout)
-
-
-def select_rows(graphs: Tensor, out: Tensor, layout: Layout) -> Tensor:
-    """Which rows of the outputs (of nodes, or of graphs) belong to chosen graphs."""
-    return graphs[layout.batch] if out.size(0) == layout.num_rows else graphs

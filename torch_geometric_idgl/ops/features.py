@@ -117,6 +117,7 @@ class FeatureGram:
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
+        self._places: tuple[Tensor, Tensor, Tensor] | None = None
 
     @staticmethod
     def num_products(pattern: Pattern) -> int:
@@ -152,6 +153,13 @@ class FeatureGram:
         """The pairs of features, the lower index first."""
         *_, low, high = self._structure
         return low, high
+
+    def places(self, num_features: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The graph of each pair, and its two features within that graph."""
+        if self._places is None:
+            low, high = self.pairs
+            self._places = low // num_features, low % num_features, high % num_features
+        return self._places
 
     @cached_property
     def incidence(self) -> SparseMatrix:

@@ -16,16 +16,14 @@ def safe_reciprocal(x: Tensor) -> Tensor:
     A row that sparsification has emptied has degree zero; its normalised row is zero,
     not NaN.
     """
-    positive = x > TINY
-    return torch.where(positive, 1.0 / torch.where(positive, x, 1.0), 0.0)
+    return x.masked_fill(x <= TINY, torch.inf).reciprocal()
 
 
 def safe_rsqrt(x: Tensor) -> Tensor:
     r""":math:`x^{-1/2}` where :math:`x` is positive, zero with zero gradient
     elsewhere.
     """
-    positive = x > TINY * TINY
-    return torch.where(positive, torch.where(positive, x, 1.0).rsqrt(), 0.0)
+    return x.masked_fill(x <= TINY * TINY, torch.inf).rsqrt()
 
 
 def safe_log(x: Tensor) -> Tensor:
