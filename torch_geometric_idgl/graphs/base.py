@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ops.layout import Layout
+from ..ops.sparse import Pattern
 from .signal import Signal
 
 __all__ = ['Affinity', 'GraphOperator']
@@ -138,7 +139,7 @@ class Affinity(GraphOperator):
     """
 
     symmetric: bool = False
-    factored: bool = False  # entries are products of explicit factors
+    inner_rank: int = 2  # which of two operators takes their inner product: the lower
 
     @abstractmethod
     def t_matmul(self, x: Tensor) -> Tensor:
@@ -147,6 +148,11 @@ class Affinity(GraphOperator):
     @abstractmethod
     def sq_norm(self) -> Tensor:
         r""":math:`\|\mathbf{A}\|_F^2` of each graph."""
+
+    def sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
+        """A lower and an upper bound of :meth:`sq_norm` that cost less, if any do."""
+        norm = self.sq_norm()
+        return norm, norm
 
     def col_sum(self) -> Tensor:
         r""":math:`\mathbf{A}^{\top} \mathbf{1}`."""
@@ -160,8 +166,20 @@ class Affinity(GraphOperator):
         """The degrees, as the regulariser sees them: :meth:`row_sum`."""
         return self.row_sum()
 
+    def values_at(self, pattern: Pattern) -> Tensor:
+        """The entries at the places of a pattern."""
+        value = torch.zeros(pattern.nnz, dtype=self.dtype, device=self.rows.device)
+        for start, block in self._column_blocks():
+            column = pattern.col - start
+            here = ((column >= 0) & (column < block.size(1))).nonzero().squeeze(1)
+            found = block[pattern.row[here], column[here]]
+            value = value.index_put((here,), found)
+        return value
+
     def inner(self, other: Affinity) -> Tensor:
         r""":math:`\langle \mathbf{A}, \mathbf{A}' \rangle_F` of each graph."""
+        if other.inner_rank < self.inner_rank:
+            return other.inner(self)
         total = torch.zeros(self.rows.num_rows, dtype=self.dtype, device=self.rows.device)
         blocks = zip(self._column_blocks(), other._column_blocks(), strict=True)
         for (_, mine), (_, others) in blocks:
@@ -170,9 +188,8 @@ class Affinity(GraphOperator):
 
     def sq_dist(self, other: Affinity) -> Tensor:
         r""":math:`\|\mathbf{A} - \mathbf{A}'\|_F^2` of each graph."""
-        # A factored graph takes the inner product with any other in linear time.
-        inner = other.inner(self) if other.factored else self.inner(other)
-        return (self.sq_norm() + other.sq_norm() - 2.0 * inner).clamp(min=0.0)
+        norms = self.sq_norm() + other.sq_norm()
+        return (norms - 2.0 * self.inner(other)).clamp(min=0.0)
 
     def gram_inner(self, signal: Signal) -> Tensor:
         r""":math:`\langle \mathbf{A}, \mathbf{X} \mathbf{X}^{\top} \rangle` of each

@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..ops.numeric import widen
+from ..ops.sparse import Pattern, sddmm
 from .base import Affinity
 from .dense import DenseGraph
 from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
@@ -39,6 +41,7 @@ class LowRankGraph(Affinity):
         self.right: Factor = left if right is None else right
         self.symmetric = right is None
         self.factored = isinstance(left, DenseFactor)
+        self.inner_rank = 0 if self.factored else 2
         self._observed: tuple[Tensor, Tensor] | None = None
         super().__init__(self.left.layout, self.right.layout)
 
@@ -47,6 +50,8 @@ class LowRankGraph(Affinity):
         return self.left.dtype
 
     def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
+        if not self.symmetric:
+            return
         with_ones = torch.cat([x, self._ones(self.cols)], dim=1)
         product = self.left.expand(self.right.project(with_ones))
         self._observed = (x, product[:, :-1])
@@ -55,10 +60,15 @@ class LowRankGraph(Affinity):
     def matmul(self, x: Tensor) -> Tensor:
         if self._observed is not None and x is self._observed[0]:
             return self._observed[1]
-        return self.left.expand(self.right.project(x))
+        return self._multiply(self.left, self.right, x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        return self.right.expand(self.left.project(x))
+        return self._multiply(self.right, self.left, x)
+
+    def _multiply(self, left: Factor, right: Factor, x: Tensor) -> Tensor:
+        if not self.factored:
+            return left.expand(right.project(x))
+        return left.expand(right.project(widen(x)))[:, : x.size(1)]
 
     def sq_norm(self) -> Tensor:
         return self._sq_norm
@@ -69,6 +79,14 @@ class LowRankGraph(Affinity):
             return self.left.sq_norm() if self.symmetric else self._explicit.sq_norm()
         left, right = self._dense_factors()
         return (left.gram * right.gram).sum((1, 2))
+
+    def sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
+        if self.factored or not self.symmetric:
+            return super().sq_norm_bounds()
+        # Weighted cosines are at most one, and n |A|^2 >= |A 1|^2 (Cauchy-Schwarz).
+        degree = self.row_sum()
+        lower = self.rows.sum(degree.square()) / self.rows.count
+        return lower, self.rows.sum(degree)
 
     def _dense_factors(self) -> tuple[DenseFactor, DenseFactor]:
         assert isinstance(self.left, DenseFactor)
@@ -83,9 +101,15 @@ class LowRankGraph(Affinity):
         value = self.left.affinity(self.right.index, self.cols)
         return DenseGraph(value, self.rows, self.cols)
 
-    def inner(self, other: Affinity) -> Tensor:
+    def values_at(self, pattern: Pattern) -> Tensor:
         if not self.factored:
-            return other.inner(self) if other.factored else super().inner(other)
+            return super().values_at(pattern)
+        left, right = self._dense_factors()
+        return sddmm(pattern, left.value, right.value)
+
+    def inner(self, other: Affinity) -> Tensor:
+        if not self.factored or other.inner_rank < self.inner_rank:
+            return super().inner(other)
         left, right = self._dense_factors()
         # <A', U V^T> = tr(U^T A' V), for any A'.
         return self.rows.sum((other.matmul(right.value) * left.value).sum(1))

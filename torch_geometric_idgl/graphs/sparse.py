@@ -32,6 +32,8 @@ class SparseGraph(Affinity):
             (default: :obj:`False`)
     """
 
+    inner_rank = 1
+
     def __init__(
         self,
         pattern: Pattern,
@@ -98,6 +100,11 @@ class SparseGraph(Affinity):
             return entries.sum(0, keepdim=True)
         graph = self.rows.batch[self.pattern.row]
         return entries.new_zeros(self.rows.num_graphs).index_add(0, graph, entries)
+
+    def inner(self, other: Affinity) -> Tensor:
+        if other.inner_rank < self.inner_rank:
+            return other.inner(self)
+        return self._graph_sum(self.value * other.values_at(self.pattern))
 
     def _keys(self) -> Tensor:
         return self.pattern.row * self.pattern.num_cols + self.pattern.col

@@ -1,191 +1,166 @@
-r"""The graph that makes its entries when asked, and forgets them."""
+r"""The graph that makes its entries when asked, and forgets or keeps them."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops.sparse import Pattern
 from .base import Affinity
-from .scores import Scores, Tile, tiles
+from .dense import DenseGraph
+from .scores import Scores
 from .signal import Signal
 from .sparsify import sparsify
+from .sweep import Entries, product, survey
 
 __all__ = ['TiledGraph']
 
 
 class _Answers(NamedTuple):
-    product: Tensor  # A [F, 1]
-    t_product: Tensor  # A^T F
+    """What one walk over the tiles has found out."""
+
+    message: Tensor  # F
+    product: Tensor  # A [F, 1], or A 1 for node-anchor affinities
+    t_product: Tensor  # nothing, or R^T [F, 1]
     sq_norm: Tensor
     gram_inner: Tensor
-
-
-class _Request(NamedTuple):
-    """What a sweep over the tiles computes (the rest stays empty)."""
-
-    scores: Scores
-    epsilon: float
-    top_k: int | None
-    signal: Signal | None = None
-    transposed: bool = False
-    sq_norm: bool = False
-
-
-class _Sweep(torch.autograd.Function):
-    """One walk over the row tiles that answers everything asked together.
-
-    Backward walks again and makes every tile anew, so that memory stays at a few tiles.
-    """
-
-    @staticmethod
-    def forward(ctx, request, x, *leaves):  # noqa: D102
-        ctx.request = request
-        ctx.save_for_backward(x, *leaves)
-        rows, cols = request.scores.rows, request.scores.cols
-        graphs = rows.num_graphs
-        out = _Answers(
-            x.new_zeros(0 if request.transposed else rows.num_rows, x.size(1)),
-            x.new_zeros(cols.num_rows if request.transposed else 0, x.size(1)),
-            x.new_zeros(graphs),
-            x.new_zeros(graphs),
-        )
-        for tile in tiles(rows, cols):
-            _add_tile(out, request, tile, x, leaves)
-        return tuple(out)
-
-    @staticmethod
-    def backward(ctx, *grads):  # noqa: D102
-        request = ctx.request
-        needed = ctx.needs_input_grad[1:]
-        inputs = tuple(
-            tensor.detach().requires_grad_(need)
-            for tensor, need in zip(ctx.saved_tensors, needed, strict=True)
-        )
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        totals = [torch.zeros_like(tensor) for tensor in wanted]
-        rows, cols = request.scores.rows, request.scores.cols
-        for tile in tiles(rows, cols):
-            with torch.enable_grad():
-                loss = _tile_loss(request, tile, inputs[0], inputs[1:], grads)
-                parts = torch.autograd.grad(loss, wanted, allow_unused=True)
-            for total, part in zip(totals, parts, strict=True):
-                if part is not None:
-                    total += part
-        found = iter(totals)
-        return None, *(next(found) if need else None for need in needed)
-
-
-def _tile_entries(request: _Request, tile: Tile, leaves) -> Tensor:
-    block = request.scores.block(tile, leaves)
-    return sparsify(block, request.epsilon, request.top_k)
-
-
-def _slices(request: _Request, tile: Tile) -> tuple[slice, slice]:
-    graph, start, stop = tile
-    first = request.scores.rows.ptr[graph]
-    ptr = request.scores.cols.ptr
-    return slice(first + start, first + stop), slice(ptr[graph], ptr[graph + 1])
-
-
-def _add_tile(out: _Answers, request: _Request, tile: Tile, x: Tensor, leaves) -> None:
-    entries = _tile_entries(request, tile, leaves)
-    mine, others = _slices(request, tile)
-    graph = tile[0]
-    if request.transposed:
-        out.t_product[others].addmm_(entries.t(), x[mine])
-    else:
-        out.product[mine] = entries @ x[others]
-    if request.sq_norm:
-        out.sq_norm[graph] += entries.flatten().dot(entries.flatten())
-    if request.signal is not None:
-        gram = request.signal.gram_rows(*tile)
-        out.gram_inner[graph] += (entries * gram).sum()
-
-
-def _tile_loss(request: _Request, tile: Tile, x: Tensor, leaves, grads) -> Tensor:
-    """The tile's part of the inner product of the answers with their gradients."""
-    entries = _tile_entries(request, tile, leaves)
-    mine, others = _slices(request, tile)
-    graph = tile[0]
-    if request.transposed:
-        loss = (entries.t() @ x[mine] * grads[1][others]).sum()
-    else:
-        loss = (entries @ x[others] * grads[0][mine]).sum()
-    if request.sq_norm:
-        loss = loss + grads[2][graph] * entries.square().sum()
-    if request.signal is not None:
-        gram = request.signal.gram_rows(*tile)
-        loss = loss + grads[3][graph] * (entries * gram).sum()
-    return loss
+    sq_dist: Tensor
+    token: Tensor
+    signal: Signal | None
+    previous: TiledGraph | None
 
 
 class TiledGraph(Affinity):
-    r"""A thresholded affinity in row tiles: always exact, memory
-    :math:`\mathcal{O}(n \cdot \mathrm{tile})`.
+    r"""A thresholded affinity in row tiles: always exact.
 
-    Tiles are made, thresholded, used and dropped, and made again in backward.
+    Tiles are made, thresholded, used and dropped, and made again in backward, so that
+    memory is :math:`\mathcal{O}(n \cdot \mathrm{tile})`. With :obj:`keep`, they are
+    kept instead: the fastest form of a matrix that fits.
 
     Args:
         scores (Scores): What makes the tiles.
-        epsilon (float): The threshold :math:`\varepsilon`.
+        epsilon (float, optional): The threshold :math:`\varepsilon`.
+            (default: :obj:`0.`)
         top_k (int, optional): Largest entries to keep of each row.
+            (default: :obj:`None`)
+        keep (bool, optional): Whether to keep tiles. (default: :obj:`False`)
     """
 
-    def __init__(self, scores: Scores, epsilon: float, top_k: int | None) -> None:
+    def __init__(
+        self,
+        scores: Scores,
+        epsilon: float = 0.0,
+        top_k: int | None = None,
+        keep: bool = False,
+    ) -> None:
         super().__init__(scores.rows, scores.cols)
         self.scores = scores
-        self.epsilon = epsilon
-        self.top_k = top_k
         self.symmetric = scores.symmetric and top_k is None
-        self._observed: Tensor | None = None
-        self._observed_signal: Signal | None = None
+        self.entries = Entries(scores, epsilon, top_k, keep)
         self._answers: _Answers | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         return self.scores.dtype
 
-    def _sweep(self, x: Tensor, **asked) -> _Answers:
-        request = _Request(self.scores, self.epsilon, self.top_k, **asked)
-        return _Answers(*_Sweep.apply(request, x, *self.scores.leaves))
-
     def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
-        self._observed, self._observed_signal = x, signal
-        with_ones = torch.cat([x, self._ones(self.cols)], dim=1)
-        self._answers = self._sweep(with_ones, sq_norm=True, signal=signal)
-        self.__dict__['_row_sum'] = self._answers.product[:, -1]
+        self._survey(x, signal, previous)
+
+    def _survey(
+        self, x: Tensor, signal: Signal | None = None, previous: Affinity | None = None
+    ) -> _Answers:
+        square = self.rows is self.cols
+        before = previous if isinstance(previous, TiledGraph) else None
+        ones = self._ones(self.cols)
+        with_ones = torch.cat([x, self._ones(self.rows)], dim=1)
+        answers = survey(
+            self.entries,
+            with_ones if square else ones,
+            with_ones[:, :0] if square else with_ones,
+            signal if square else None,
+            None if before is None else before.entries,
+        )
+        self._answers = _Answers(x, *answers, signal, before)
+        return self._answers
+
+    @property
+    def _known(self) -> _Answers:
+        if self._answers is None:
+            return self._survey(self._ones(self.rows)[:, :0])
+        return self._answers
 
     def matmul(self, x: Tensor) -> Tensor:
-        if x is self._observed and self._answers is not None:
-            return self._answers.product[:, :-1]
-        return self._sweep(x).product
+        known = self._known
+        if x is known.message and self.rows is self.cols:
+            return known.product[:, :-1]
+        return product(self.entries, known.token, x, transposed=False)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         if self.symmetric:
             return self.matmul(x)
-        return self._sweep(x, transposed=True).t_product
+        known = self._known
+        if x is known.message and self.rows is not self.cols:
+            return known.t_product[:, :-1]
+        return product(self.entries, known.token, x, transposed=True)
+
+    def row_sum(self) -> Tensor:
+        return self._known.product[:, -1]
+
+    def col_sum(self) -> Tensor:
+        if self.rows is self.cols:
+            return super().col_sum()
+        return self._known.t_product[:, -1]
 
     def sq_norm(self) -> Tensor:
-        if self._answers is None:
-            return self._sweep(self._ones(self.cols)[:, :0], sq_norm=True).sq_norm
-        return self._answers.sq_norm
+        return self._known.sq_norm
 
     def gram_inner(self, signal: Signal) -> Tensor:
-        if self._answers is not None and signal is self._observed_signal:
-            return self._answers.gram_inner
-        return self._sweep(self._ones(self.cols)[:, :0], signal=signal).gram_inner
+        known = self._known
+        if signal is not known.signal:
+            known = self._survey(known.message, signal)
+        return known.gram_inner
+
+    def values_at(self, pattern: Pattern) -> Tensor:
+        if torch.is_grad_enabled():
+            return self._explicit.values_at(pattern)
+        found = []
+        for tile in self.entries.tiles:
+            rows, cols = self.entries.slices(tile)
+            places = slice(int(pattern.rowptr[rows.start]), int(pattern.rowptr[rows.stop]))
+            row = pattern.row[places] - rows.start
+            col = pattern.col[places] - cols.start
+            found.append(self.entries.tile(tile)[row, col])
+        return torch.cat(found)
 
     def sq_dist(self, other: Affinity) -> Tensor:
         if not isinstance(other, TiledGraph):
             return super().sq_dist(other)
-        total = torch.zeros(self.rows.num_graphs, dtype=self.dtype, device=self.rows.device)
-        for tile in tiles(self.rows, self.cols):
-            gap = self._tile(tile) - other._tile(tile)
-            total[tile[0]] += gap.flatten().dot(gap.flatten())
-        return total
+        if torch.is_grad_enabled():
+            return self.to_affinity().sq_dist(other.to_affinity())
+        known = self._known
+        if other is not known.previous:
+            known = self._survey(known.message, None, other)
+        return known.sq_dist
 
-    def _tile(self, tile: Tile) -> Tensor:
-        block = self.scores.block(tile, self.scores.leaves)
-        return sparsify(block, self.epsilon, self.top_k)
+    @cached_property
+    def _explicit(self) -> DenseGraph:
+        return self.to_affinity()
+
+    def to_affinity(self) -> DenseGraph:
+        """The same graph with its whole matrix in autograd's hands."""
+        value = sparsify(self.scores.dense(), self.entries.epsilon, self.entries.top_k)
+        return DenseGraph(value, self.rows, self.cols, self.symmetric)
+
+    def normal_matrix(self, weight: Tensor) -> Tensor:
+        return self._explicit.normal_matrix(weight)
+
+    def normal_sq_norm(self, weight: Tensor) -> Tensor:
+        return self._explicit.normal_sq_norm(weight)
+
+    def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
+        if signal.num_features <= self.cols.max_size:
+            return super().normal_gram_inner(weight, signal)
+        return self._explicit.normal_gram_inner(weight, signal)

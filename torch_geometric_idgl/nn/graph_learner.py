@@ -122,6 +122,8 @@ class GraphLearner(Module):
             right = None if v is None else DenseFactor(v, anchors.layout)  # type: ignore
             return LowRankGraph(left, right)
         scores = self.scores(x, layout, anchors)
+        if backend == 'dense' and layout.num_graphs == 1:
+            return TiledGraph(scores, self.epsilon, self.top_k, keep=True)
         if backend == 'dense':
             value = sparsify(scores.dense(), self.epsilon, self.top_k)
             symmetric = scores.symmetric and self.top_k is None

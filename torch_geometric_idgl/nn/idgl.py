@@ -352,8 +352,8 @@ class IDGL(Module):
         def learn(learner: GraphLearner, vectors, previous=None, **options):
             affinity = learner(vectors, layout, anchors, **options)
             graph = self._regularized(affinity)
-            if message is not None and anchors is None:
-                observed = signal if self.smoothness > 0 else None
+            if message is not None:
+                observed = signal if self.smoothness > 0 and not anchors else None
                 affinity.observe(message, observed, previous)
             reg = graph_regularization(
                 graph, targets, self.smoothness, self.connectivity, self.sparsity
@@ -394,11 +394,13 @@ class IDGL(Module):
             refined.append(active)
             if self.tol is None:
                 continue
+            scale = self._stopping_scale(trace.learned, first)
             with torch.no_grad():
-                delta = self._change(trace.learned, previous, first)
-            trace.deltas.append(torch.where(active, delta, torch.nan))
-            active = active & (delta > self.tol)
-            if not bool(active.any()):  # the one host synchronisation
+                change = trace.learned.sq_dist(previous)
+                active, going_on = _still_changing(active, change, scale, self.tol)
+            trace.changes.append(torch.where(refined[-1], change, torch.nan))
+            trace.scales.append(scale)
+            if not going_on:
                 break
 
         first_out, *outs = self.backbone.finish_predictions(predictions)
@@ -444,8 +446,8 @@ class IDGL(Module):
     def _message_graph(self, graph: Affinity | AnchorGraph) -> GraphOperator:
         return RowNormalized(graph)
 
-    def _change(self, learned: Affinity, previous: Affinity, first: Affinity) -> Tensor:
-        return learned.sq_dist(previous) / first.sq_norm().clamp(min=1e-12)
+    def _stopping_scale(self, learned: Affinity, first: Affinity) -> Affinity:
+        return first
 
     # Inputs -----------------------------------------------------------------------------
 
@@ -596,8 +598,26 @@ class IDGLAnch(IDGL):
     def _message_graph(self, graph: Affinity | AnchorGraph) -> GraphOperator:
         return graph
 
-    def _change(self, learned: Affinity, previous: Affinity, first: Affinity) -> Tensor:
-        return learned.sq_dist(previous) / learned.sq_norm().clamp(min=1e-12)
+    def _stopping_scale(self, learned: Affinity, first: Affinity) -> Affinity:
+        return learned
+
+
+def _still_changing(
+    active: Tensor, change: Tensor, scale: Affinity, tol: float
+) -> tuple[Tensor, bool]:
+    """Which graphs go on, and whether any does, in one host synchronisation.
+
+    Bounds of the norm usually decide; it is computed only where they do not.
+    """
+    lower, upper = scale.sq_norm_bounds()
+    surely = active & (change > tol * upper)
+    if lower is not upper:
+        perhaps = active & (change > tol * lower) & ~surely
+        undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
+        if not undecided:
+            return surely, going_on
+        surely = active & (change > tol * scale.sq_norm())
+    return surely, bool(surely.any())
 
 
 def _where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class Trace:
     Attributes:
         outs: The outputs of each iteration, of shape :obj:`[n, out_channels]`.
         regs: The graph regulariser of each iteration, of shape :obj:`[B]`.
-        deltas: The stopping value of each refinement, of shape :obj:`[B]`, NaN for
-            graphs that had stopped before.
+        changes: The squared distance of each refined graph to the one before, of
+            shape :obj:`[B]`, NaN for graphs that had stopped before.
         num_iters: The number of refinements of each graph, of shape :obj:`[B]`.
         initial: The initial graph :math:`\mathbf{L}^{(0)}`.
         first: The first learned graph, :math:`\mathbf{A}^{(1)}` or
@@ -34,6 +35,7 @@ class Trace:
         learned: The last learned graph, before normalisation.
         mixed: The last mixed graph :math:`\widetilde{\mathbf{A}}`, which the outputs
             come from.
+        scales: The graph whose squared norm each change is compared with.
         layout: The graphs of the batch.
     """
 
@@ -45,12 +47,25 @@ class Trace:
     num_iters: Tensor
     regs: list[Tensor] = field(default_factory=list)
     outs: list[Tensor] = field(default_factory=list)
-    deltas: list[Tensor] = field(default_factory=list)
+    changes: list[Tensor] = field(default_factory=list)
+    scales: list[Affinity] = field(default_factory=list)
 
     @property
     def out(self) -> Tensor:
         """The final outputs."""
         return self.outs[-1]
+
+    @cached_property
+    @torch.no_grad()
+    def deltas(self) -> list[Tensor]:
+        r"""The stopping value of each refinement, of shape :obj:`[B]`: the change
+        relative to :math:`\|\mathbf{A}^{(1)}\|_F^2` for IDGL, to
+        :math:`\|\mathbf{R}^{(t)}\|_F^2` for IDGL-Anch.
+        """
+        return [
+            change / graph.sq_norm().clamp(min=1e-12)
+            for change, graph in zip(self.changes, self.scales, strict=True)
+        ]
 
     @property
     def reg(self) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['safe_log', 'safe_reciprocal', 'safe_rsqrt']
+__all__ = ['safe_log', 'safe_reciprocal', 'safe_rsqrt', 'widen']
 
+_NARROW = 16
 TINY = 1e-12  # the released code clamps sums here before dividing and in logs
 
 
@@ -29,3 +31,13 @@ def safe_rsqrt(x: Tensor) -> Tensor:
 def safe_log(x: Tensor) -> Tensor:
     r""":math:`\log(\max(x, 10^{-12}))`, with zero gradient where it is clamped."""
     return x.clamp(min=TINY).log()
+
+
+def widen(x: Tensor) -> Tensor:
+    """Pad a few columns to sixteen with zeros.
+
+    CPU libraries multiply a large matrix with 2 to 15 columns several times slower than
+    with 16, most of all the transposed one, which every backward pass needs.
+    """
+    missing = _NARROW - x.size(1)
+    return F.pad(x, (0, missing)) if 0 < missing < _NARROW - 1 else x
