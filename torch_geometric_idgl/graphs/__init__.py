@@ -1,7 +1,7 @@
 """A learned graph is a linear operator."""
 
 from .anchor import AnchorGraph
-from .base import Affinity, GraphOperator
+from .base import Affinity, Change, GraphOperator
 from .dense import DenseGraph
 from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .low_rank import LowRankGraph
@@ -21,6 +21,7 @@ from .tiled import TiledGraph
 __all__ = [
     'Affinity',
     'AnchorGraph',
+    'Change',
     'ColumnScaled',
     'DenseFactor',
     'DenseGraph',

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,33 @@ from ..ops.layout import Layout
 from ..ops.sparse import Pattern
 from .signal import Signal
 
-__all__ = ['Affinity', 'GraphOperator']
+__all__ = ['Affinity', 'Change', 'GraphOperator']
 
 MAX_ENTRIES = 1 << 27  # of a dense form (512 MB of floats)
 MAX_EDGES = 1 << 25
 _COLUMN_BLOCK = 256
+
+
+class Change(NamedTuple):
+    r"""A squared distance of two graphs, of which the norm of one may be still missing
+    because it is expensive and often not needed.
+    """
+
+    known: Tensor
+    missing: Affinity | None = None
+
+    def exact(self) -> Tensor:
+        """The squared distance of each graph."""
+        if self.missing is None:
+            return self.known
+        return (self.known + self.missing.sq_norm()).clamp(min=0.0)
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """A lower and an upper bound of it."""
+        if self.missing is None:
+            return self.known, self.known
+        lower, upper = self.missing.sq_norm_bounds()
+        return self.known + lower, self.known + upper
 
 
 class GraphOperator(ABC):
@@ -190,6 +213,10 @@ class Affinity(GraphOperator):
         r""":math:`\|\mathbf{A} - \mathbf{A}'\|_F^2` of each graph."""
         norms = self.sq_norm() + other.sq_norm()
         return (norms - 2.0 * self.inner(other)).clamp(min=0.0)
+
+    def change_from(self, previous: Affinity) -> Change:
+        """The squared distance to the previous graph."""
+        return Change(self.sq_dist(previous))
 
     def gram_inner(self, signal: Signal) -> Tensor:
         r""":math:`\langle \mathbf{A}, \mathbf{X} \mathbf{X}^{\top} \rangle` of each

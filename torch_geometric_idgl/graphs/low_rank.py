@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
-from .base import Affinity
+from .base import Affinity, Change
 from .dense import DenseGraph
 from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .signal import Signal
@@ -132,6 +132,12 @@ class LowRankGraph(Affinity):
             cross, t_cross = u_old.project(d.value), e.project(v.value)
         total = d.gram * v.gram + e.gram * u_old.gram + 2.0 * cross * t_cross
         return total.sum((1, 2)).clamp(min=0.0)
+
+    def change_from(self, previous: Affinity) -> Change:
+        implicit = isinstance(previous, LowRankGraph) and not previous.factored
+        if not (self.factored and implicit and previous.symmetric):
+            return super().change_from(previous)
+        return Change(self.sq_norm() - 2.0 * self.inner(previous), previous)
 
     def _same_shape(self, other: LowRankGraph) -> bool:
         if not (self.factored and other.factored):

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from ..graphs import (
     Affinity,
     AnchorGraph,
+    Change,
     ColumnScaled,
     GraphOperator,
     Memoized,
@@ -370,7 +371,6 @@ class IDGL(Module):
         active = torch.ones(layout.num_graphs, dtype=torch.bool, device=layout.device)
         num_iters = torch.zeros_like(active, dtype=torch.long)
         trace = Trace(layout, inputs.initial, first, first, first_mix, num_iters, [reg])
-        refined = []  # the graphs of the batch that each iteration has refined
 
         vectors, backend = z, None
         for _ in range(max_iters):
@@ -391,21 +391,21 @@ class IDGL(Module):
 
             trace.regs.append(_where_active(active, reg, trace.regs[-1], layout))
             trace.num_iters = trace.num_iters + active
-            refined.append(active)
+            trace.refined.append(active)
             if self.tol is None:
                 continue
             scale = self._stopping_scale(trace.learned, first)
             with torch.no_grad():
-                change = trace.learned.sq_dist(previous)
+                change = trace.learned.change_from(previous)
                 active, going_on = _still_changing(active, change, scale, self.tol)
-            trace.changes.append(torch.where(refined[-1], change, torch.nan))
+            trace.changes.append(change)
             trace.scales.append(scale)
             if not going_on:
                 break
 
         first_out, *outs = self.backbone.finish_predictions(predictions)
         trace.outs.append(first_out)
-        for active, out in zip(refined, outs, strict=True):
+        for active, out in zip(trace.refined, outs, strict=True):
             trace.outs.append(_where_active(active, out, trace.outs[-1], layout))
         return trace
 
@@ -603,20 +603,21 @@ class IDGLAnch(IDGL):
 
 
 def _still_changing(
-    active: Tensor, change: Tensor, scale: Affinity, tol: float
+    active: Tensor, change: Change, scale: Affinity, tol: float
 ) -> tuple[Tensor, bool]:
     """Which graphs go on, and whether any does, in one host synchronisation.
 
     Bounds of the norm usually decide; it is computed only where they do not.
     """
-    lower, upper = scale.sq_norm_bounds()
-    surely = active & (change > tol * upper)
-    if lower is not upper:
-        perhaps = active & (change > tol * lower) & ~surely
+    least, most = scale.sq_norm_bounds()
+    low, high = change.bounds()
+    surely = active & (low > tol * most)
+    if least is not most or low is not high:
+        perhaps = active & (high > tol * least) & ~surely
         undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
         if not undecided:
             return surely, going_on
-        surely = active & (change > tol * scale.sq_norm())
+        surely = active & (change.exact() > tol * scale.sq_norm())
     return surely, bool(surely.any())
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..graphs import Affinity, GraphOperator
+from ..graphs import Affinity, Change, GraphOperator
 from ..ops.layout import Layout
 
 __all__ = ['Trace']
@@ -26,8 +26,8 @@ class Trace:
     Attributes:
         outs: The outputs of each iteration, of shape :obj:`[n, out_channels]`.
         regs: The graph regulariser of each iteration, of shape :obj:`[B]`.
-        changes: The squared distance of each refined graph to the one before, of
-            shape :obj:`[B]`, NaN for graphs that had stopped before.
+        changes: The squared distance of each refined graph to the one before.
+        refined: Which graphs of the batch each iteration has refined.
         num_iters: The number of refinements of each graph, of shape :obj:`[B]`.
         initial: The initial graph :math:`\mathbf{L}^{(0)}`.
         first: The first learned graph, :math:`\mathbf{A}^{(1)}` or
@@ -47,7 +47,8 @@ class Trace:
     num_iters: Tensor
     regs: list[Tensor] = field(default_factory=list)
     outs: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    refined: list[Tensor] = field(default_factory=list)
     scales: list[Affinity] = field(default_factory=list)
 
     @property
@@ -60,11 +61,16 @@ class Trace:
     def deltas(self) -> list[Tensor]:
         r"""The stopping value of each refinement, of shape :obj:`[B]`: the change
         relative to :math:`\|\mathbf{A}^{(1)}\|_F^2` for IDGL, to
-        :math:`\|\mathbf{R}^{(t)}\|_F^2` for IDGL-Anch.
+        :math:`\|\mathbf{R}^{(t)}\|_F^2` for IDGL-Anch. NaN for graphs that had
+        stopped before.
         """
         return [
-            change / graph.sq_norm().clamp(min=1e-12)
-            for change, graph in zip(self.changes, self.scales, strict=True)
+            torch.where(
+                refined, change.exact() / graph.sq_norm().clamp(min=1e-12), torch.nan
+            )
+            for change, graph, refined in zip(
+                self.changes, self.scales, self.refined, strict=False
+            )
         ]
 
     @property
