@@ -10,6 +10,7 @@ from .mixture import (
     Memoized,
     Mixture,
     RowNormalized,
+    column_mask,
     shared_products,
 )
 from .scores import InnerScores, PairScores, Scores, WeightedScores
@@ -40,6 +41,7 @@ __all__ = [
     'TiledGraph',
     'WeightedFactor',
     'WeightedScores',
+    'column_mask',
     'shared_products',
     'sparsify',
 ]

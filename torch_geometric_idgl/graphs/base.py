@@ -203,7 +203,9 @@ class Affinity(GraphOperator):
         r""":math:`\langle \mathbf{A}, \mathbf{A}' \rangle_F` of each graph."""
         if other.inner_rank < self.inner_rank:
             return other.inner(self)
-        total = torch.zeros(self.rows.num_rows, dtype=self.dtype, device=self.rows.device)
+        total = torch.zeros(
+            self.rows.num_rows, dtype=self.dtype, device=self.rows.device
+        )
         blocks = zip(self._column_blocks(), other._column_blocks(), strict=True)
         for (_, mine), (_, others) in blocks:
             total = total + (mine * others).sum(1)

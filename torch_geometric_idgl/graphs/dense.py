@@ -20,7 +20,7 @@ class _NormalTerms(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, value, weight, gram):  # noqa: D102
+    def forward(ctx, value, weight, gram):
         weighted = value * weight.unsqueeze(-1)
         size = value.size(2)
         normal = value.new_empty(value.size(0), size, size)
@@ -38,7 +38,7 @@ class _NormalTerms(torch.autograd.Function):
         return norm, inner
 
     @staticmethod
-    def backward(ctx, grad_norm, grad_inner):  # noqa: D102
+    def backward(ctx, grad_norm, grad_inner):
         value, weight, normal, gram = ctx.saved_tensors
         outer = 2.0 * grad_norm.view(-1, 1, 1) * normal
         if gram is not None:

@@ -140,7 +140,7 @@ class WeightedFactor(Factor):
         return self.signal.gram_energy(self.scale, self.sq_weight)
 
     def affinity(self, index: Tensor | None, cols: Layout) -> Tensor:
-        """The entries of the affinity of nodes and anchors, padded: :obj:`[B, N, S]`."""
+        """The affinity of nodes and anchors, padded: :obj:`[B, N, S]`."""
         from .scores import InnerScores, WeightedScores
 
         if self.signal.is_sparse:

@@ -10,7 +10,14 @@ from torch import Tensor
 from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 
-__all__ = ['ColumnScaled', 'Memoized', 'Mixture', 'RowNormalized', 'shared_products']
+__all__ = [
+    'ColumnScaled',
+    'Memoized',
+    'Mixture',
+    'RowNormalized',
+    'column_mask',
+    'shared_products',
+]
 
 
 class RowNormalized(GraphOperator):
@@ -52,16 +59,20 @@ class ColumnScaled(Affinity):
     def t_matmul(self, x: Tensor) -> Tensor:
         if not isinstance(self.graph, Affinity):
             raise TypeError(
-                f"Expected an 'Affinity' to transpose (got '{type(self.graph).__name__}')"
+                f"Expected an 'Affinity' to transpose "
+                f"(got '{type(self.graph).__name__}')"
             )
         return self.scale * self.graph.t_matmul(x)
 
     def sq_norm(self) -> Tensor:
-        total = 0.0
-        for _, block in self._column_blocks():
-            total = total + self.rows.sum(block.square().sum(1))
-        assert isinstance(total, Tensor)
-        return total
+        squares = [block.square().sum(1) for _, block in self._column_blocks()]
+        return self.rows.sum(torch.stack(squares).sum(0))
+
+
+def column_mask(graph: GraphOperator, p: float) -> Tensor:
+    """A dropout mask for the columns of a graph."""
+    ones = torch.ones(graph.cols.num_rows, dtype=graph.dtype, device=graph.cols.device)
+    return torch.nn.functional.dropout(ones, p)
 
 
 class Memoized(GraphOperator):

@@ -61,7 +61,8 @@ class Scores(ABC):
             return full[0].unsqueeze(0)
         padded = [
             torch.nn.functional.pad(
-                block, (0, cols.max_size - block.size(1), 0, rows.max_size - block.size(0))
+                block,
+                (0, cols.max_size - block.size(1), 0, rows.max_size - block.size(0)),
             )
             for block in full
         ]
@@ -81,9 +82,7 @@ class Scores(ABC):
 class InnerScores(Scores):
     r"""Inner products :math:`\mathbf{U} \mathbf{V}^{\top}`."""
 
-    def __init__(
-        self, u: Tensor, v: Tensor | None, rows: Layout, cols: Layout
-    ) -> None:
+    def __init__(self, u: Tensor, v: Tensor | None, rows: Layout, cols: Layout) -> None:
         leaves = (u,) if v is None else (u, v)
         super().__init__(rows, cols, leaves, symmetric=v is None)
 
@@ -183,9 +182,7 @@ class WeightedScores(Scores):
         first = self.rows.ptr[graph]
         mine = torch.arange(first + start, first + stop, device=scale.device)
         if self.index is None:
-            others = torch.arange(
-                first, self.rows.ptr[graph + 1], device=scale.device
-            )
+            others = torch.arange(first, self.rows.ptr[graph + 1], device=scale.device)
         else:
             others = self.index[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
         # The fewer rows become the dense table of the bag sums.
@@ -213,13 +210,13 @@ class _Entries(torch.autograd.Function):
     """Known entries of a score matrix; backward recomputes the tiles they are in."""
 
     @staticmethod
-    def forward(ctx, scores, pattern, value, *leaves):  # noqa: D102
+    def forward(ctx, scores, pattern, value, *leaves):
         ctx.scores, ctx.pattern = scores, pattern
         ctx.save_for_backward(*leaves)
         return value.clone()
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         scores, pattern = ctx.scores, ctx.pattern
         leaves = tuple(
             leaf.detach().requires_grad_(needed)

@@ -32,7 +32,7 @@ class _WeightedGrams(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight):  # noqa: D102
+    def forward(ctx, x, weight):
         ctx.x = x
         num_cols = x.size(1)
         out = weight.new_zeros(weight.size(1), num_cols, num_cols)
@@ -42,7 +42,7 @@ class _WeightedGrams(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         parts = [
             torch.stack([((block @ g) * block).sum(1) for g in grad], dim=1)
             for block, _ in _row_blocks(ctx.x)
@@ -126,7 +126,9 @@ class Signal:
     @cached_property
     def sq_norms(self) -> Tensor:
         """The squared norm of every row, of shape :obj:`[n]`."""
-        ones = torch.ones(self.num_features, 1, dtype=self.x.dtype, device=self.x.device)
+        ones = torch.ones(
+            self.num_features, 1, dtype=self.x.dtype, device=self.x.device
+        )
         return matmul(square(self.x), ones).squeeze(1)
 
     def matmul(self, dense: Tensor) -> Tensor:
@@ -197,8 +199,8 @@ class Signal:
         layout = self.layout
         if self.keeps_gram:
             batch = layout.batch[pattern.row]
-            start = torch.tensor(layout.ptr, device=batch.device)[batch]
-            return self.gram[batch, pattern.row - start, pattern.col - start]
+            offset = torch.tensor(layout.ptr, device=batch.device)[batch]
+            return self.gram[batch, pattern.row - offset, pattern.col - offset]
         if not isinstance(self.x, SparseMatrix):
             return sddmm(pattern, self.x, self.x)
         value = self.x.value.new_empty(pattern.nnz)
@@ -208,7 +210,8 @@ class Signal:
                 stop = min(start + _ROW_BLOCK, size)
                 block = self._gram_block(graph, start, stop)
                 places = slice(
-                    int(pattern.rowptr[first + start]), int(pattern.rowptr[first + stop])
+                    int(pattern.rowptr[first + start]),
+                    int(pattern.rowptr[first + stop]),
                 )
                 row, col = pattern.row[places], pattern.col[places]
                 value[places] = block[row - first - start, col - first]

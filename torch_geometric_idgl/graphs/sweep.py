@@ -105,7 +105,7 @@ class _Survey(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, entries, signal, previous, x, y, *leaves):  # noqa: D102
+    def forward(ctx, entries, signal, previous, x, y, *leaves):
         ctx.entries, ctx.signal = entries, signal
         ctx.save_for_backward(x, y, *leaves)
         rows, cols = entries.scores.rows, entries.scores.cols
@@ -131,7 +131,7 @@ class _Survey(torch.autograd.Function):
         return out, t_out, norm.clone(), inner.clone(), distance, x.new_zeros(())
 
     @staticmethod
-    def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, __):  # noqa: D102
+    def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, __):
         entries, signal = ctx.entries, ctx.signal
         x, y, *leaves = ctx.saved_tensors
         left, right, full = entries.take_gradient()
@@ -189,13 +189,13 @@ def _backward_tile(
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, entries, token, x, transposed):  # noqa: D102
+    def forward(ctx, entries, token, x, transposed):
         ctx.entries, ctx.transposed = entries, transposed
         ctx.save_for_backward(x)
         return entries.t_matmul(x) if transposed else entries.matmul(x)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         (x,) = ctx.saved_tensors
         entries = ctx.entries
         entries.left.append(x if ctx.transposed else grad)
@@ -216,7 +216,8 @@ def survey(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""In one walk :math:`\mathbf{A} \mathbf{F}`, :math:`\mathbf{A}^{\top} \mathbf{H}`,
     :math:`\|\mathbf{A}\|_F^2`, :math:`\langle \mathbf{A}, \mathbf{X} \mathbf{X}^{\top}
-    \rangle`, the squared distance to a previous graph, and the token for :func:`product`.
+    \rangle`, the squared distance to a previous graph, and the token that
+    :func:`product` takes.
     """
     return _Survey.apply(entries, signal, previous, x, y, *entries.scores.leaves)
 

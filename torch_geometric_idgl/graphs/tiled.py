@@ -129,7 +129,9 @@ class TiledGraph(Affinity):
         found = []
         for tile in self.entries.tiles:
             rows, cols = self.entries.slices(tile)
-            places = slice(int(pattern.rowptr[rows.start]), int(pattern.rowptr[rows.stop]))
+            places = slice(
+                int(pattern.rowptr[rows.start]), int(pattern.rowptr[rows.stop])
+            )
             row = pattern.row[places] - rows.start
             col = pattern.col[places] - cols.start
             found.append(self.entries.tile(tile)[row, col])

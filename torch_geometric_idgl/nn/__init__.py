@@ -1,9 +1,9 @@
 """Models and the modules they are made of."""
 
 from .anchors import Anchors, sample_anchors
-from .backbone import (
+from .backbone import Backbone
+from .conv import (
     APPNPLayer,
-    Backbone,
     EdgeLayer,
     GCNLayer,
     GINLayer,
@@ -11,7 +11,8 @@ from .backbone import (
     SAGELayer,
 )
 from .graph_learner import GraphLearner
-from .idgl import IDGL, IDGLAnch
+from .idgl import IDGL
+from .idgl_anch import IDGLAnch
 from .regularization import graph_regularization
 from .similarity import RBF, Attention, Cosine, Metric, WeightedCosine
 from .trace import Trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from ..ops.layout import Layout
 __all__ = ['Anchors', 'given_anchors', 'sample_anchors']
 
 
-class Anchors(NamedTuple):
+@dataclass(frozen=True)
+class Anchors:
     """The anchors of one graph or a batch."""
 
     index: Tensor  # nodes of the whole batch, graph by graph

@@ -18,7 +18,9 @@ __all__ = [
 
 def check_at_least(name: str, value: Any, bound: float, integer: bool = False) -> None:
     """Raise unless a number is at least a bound (and whole, if asked)."""
-    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+    if isinstance(value, bool) or not isinstance(
+        value, int if integer else (int, float)
+    ):
         kind = 'an integer' if integer else 'a number'
         raise TypeError(f"Expected '{name}' to be {kind} (got {value!r})")
     if not value >= bound:
@@ -50,7 +52,9 @@ def check_features(x: Any, in_channels: int) -> None:
             f"(got '{type(x).__name__}')"
         )
     if x.dim() != 2:
-        raise ValueError(f"Expected 'x' to be two-dimensional (got {x.dim()} dimensions)")
+        raise ValueError(
+            f"Expected 'x' to be two-dimensional (got {x.dim()} dimensions)"
+        )
     if not x.is_floating_point():
         raise TypeError(f"Expected 'x' to be floating-point (got {x.dtype})")
     if x.size(1) != in_channels:
@@ -64,14 +68,18 @@ def check_features(x: Any, in_channels: int) -> None:
     # A sum is not finite if an entry isn't; only then are entries looked at.
     if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
         bad = int((~torch.isfinite(value)).sum())
-        raise ValueError(f"Expected 'x' to be finite (got {bad} NaN or infinite entries)")
+        raise ValueError(
+            f"Expected 'x' to be finite (got {bad} NaN or infinite entries)"
+        )
 
 
 def check_batch(batch: Any, batch_size: int | None, num_nodes: int) -> None:
     """Raise unless batch is a sorted vector with a graph for every node."""
     if not isinstance(batch, Tensor) or batch.dtype != torch.long:
         got = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
-        raise TypeError(f"Expected 'batch' to be a tensor of type torch.long (got {got})")
+        raise TypeError(
+            f"Expected 'batch' to be a tensor of type torch.long (got {got})"
+        )
     if batch.dim() != 1 or batch.numel() != num_nodes:
         raise ValueError(
             f"Expected 'batch' to be of shape [{num_nodes}], one graph for each row of "
@@ -82,7 +90,9 @@ def check_batch(batch: Any, batch_size: int | None, num_nodes: int) -> None:
     if bool((batch.diff() < 0).any()):
         raise ValueError("Expected 'batch' to be sorted (got an unsorted vector)")
     if int(batch[0]) < 0:
-        raise ValueError(f"Expected 'batch' to start at 0 or above (got {int(batch[0])})")
+        raise ValueError(
+            f"Expected 'batch' to start at 0 or above (got {int(batch[0])})"
+        )
     if batch_size is not None and int(batch[-1]) >= batch_size:
         raise ValueError(
             f"Expected 'batch' to hold graphs below batch_size={batch_size} "

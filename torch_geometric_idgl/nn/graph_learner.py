@@ -26,6 +26,7 @@ from ..graphs import (
 )
 from ..ops.layout import Layout
 from .anchors import Anchors
+from .checks import check_at_least
 from .similarity import Metric, WeightedCosine
 
 __all__ = ['BACKENDS', 'GraphLearner']
@@ -73,10 +74,19 @@ class GraphLearner(Module):
         backend: str = 'auto',
     ) -> None:
         super().__init__()
+        check_at_least('epsilon', epsilon, 0)
+        if top_k is not None:
+            check_at_least('top_k', top_k, 1, integer=True)
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"Expected 'backend' to be one of {list(BACKENDS)} (got '{backend}')"
+            )
         self.metric = metric
         self.epsilon = epsilon
         self.top_k = top_k
         self.backend = backend
+        if backend == 'low_rank':
+            self._check_low_rank(nonnegative=True)
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
@@ -116,7 +126,9 @@ class GraphLearner(Module):
             if raw is not None:
                 if anchors is None:
                     return LowRankGraph(raw)
-                return LowRankGraph(raw, SelectedFactor(raw, *anchors))
+                return LowRankGraph(
+                    raw, SelectedFactor(raw, anchors.index, anchors.layout)
+                )
             u, v = self._embed(x, anchors)
             left = DenseFactor(u, layout)
             right = None if v is None else DenseFactor(v, anchors.layout)  # type: ignore
@@ -216,7 +228,7 @@ class GraphLearner(Module):
             )
         if not self.metric.nonnegative(nonnegative):
             raise ValueError(
-                "Expected features and embeddings without negative entries for "
+                'Expected features and embeddings without negative entries for '
                 "backend='low_rank' (got some, or an activation other than ReLU); use "
                 "backend='auto'"
             )

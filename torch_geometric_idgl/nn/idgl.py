@@ -1,9 +1,9 @@
-r"""IDGL and IDGL-Anch: one loop, Algorithm 1 of the paper."""
+r"""IDGL: the one loop of Algorithm 1, which IDGL-Anch shares."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,40 +14,31 @@ from torch_geometric.data import Data
 from ..graphs import (
     Affinity,
     AnchorGraph,
-    Change,
     ColumnScaled,
     GraphOperator,
     Memoized,
     Mixture,
     RowNormalized,
-    Signal,
     SparseGraph,
+    column_mask,
 )
-from ..ops.features import to_features
 from ..ops.layout import Layout
-from .anchors import Anchors, given_anchors, sample_anchors
-from .backbone import Backbone, ConvLike, conv_resolver
+from .anchors import Anchors
+from .backbone import Backbone
 from .checks import (
     check_at_least,
-    check_batch,
-    check_features,
     check_probability,
     check_unit_interval,
 )
-from .graph_learner import BACKENDS, GraphLearner
-from .initial_graph import edges_from_adjacency, given_graph, knn_initial_graph
+from .conv import ConvLike, conv_resolver
+from .graph_learner import GraphLearner
+from .inputs import Inputs, prepare_inputs
 from .regularization import graph_regularization
 from .similarity import MetricLike, metric_resolver
+from .stopping import still_changing, where_active
 from .trace import Trace
 
-__all__ = ['IDGL', 'IDGLAnch']
-
-
-class _Inputs(NamedTuple):
-    """Features and initial graph, brought into the form the loop works on."""
-
-    signal: Signal
-    initial: SparseGraph
+__all__ = ['IDGL']
 
 
 class IDGL(Module):
@@ -181,45 +172,25 @@ class IDGL(Module):
     ) -> None:
         super().__init__()
         iter_dropout = dropout if iter_dropout is None else iter_dropout
-        for name, value in [
-            ('in_channels', in_channels),
-            ('hidden_channels', hidden_channels),
-            ('num_layers', num_layers),
-            ('heads', heads),
-            ('k', k),
-        ]:
-            check_at_least(name, value, 1, integer=True)
+        check_at_least('in_channels', in_channels, 1, integer=True)
+        check_at_least('hidden_channels', hidden_channels, 1, integer=True)
+        check_at_least('num_layers', num_layers, 1, integer=True)
+        check_at_least('heads', heads, 1, integer=True)
+        check_at_least('k', k, 1, integer=True)
+        check_at_least('max_iters', max_iters, 0, integer=True)
         if out_channels is not None:
             check_at_least('out_channels', out_channels, 1, integer=True)
-        if top_k is not None:
-            check_at_least('top_k', top_k, 1, integer=True)
-        check_at_least('max_iters', max_iters, 0, integer=True)
+        if tol is not None:
+            check_at_least('tol', tol, 0)
         check_unit_interval('initial_weight', initial_weight)
         check_unit_interval('update_weight', update_weight)
-        for name, weight in [
-            ('epsilon', epsilon),
-            ('tol', 0.0 if tol is None else tol),
-            ('smoothness', smoothness),
-            ('connectivity', connectivity),
-            ('sparsity', sparsity),
-        ]:
-            check_at_least(name, weight, 0)
-        for name, rate in [
-            ('dropout', dropout),
-            ('iter_dropout', iter_dropout),
-            ('feature_dropout', feature_dropout),
-            ('graph_dropout', graph_dropout),
-        ]:
-            check_probability(name, rate)
-        if backend not in BACKENDS:
-            raise ValueError(
-                f"Expected 'backend' to be one of {list(BACKENDS)} (got '{backend}')"
-            )
-        if backend == 'low_rank' and (epsilon > 0 or top_k is not None):
-            raise ValueError(
-                f"Expected epsilon=0 and top_k=None for backend='low_rank' "
-                f'(got epsilon={epsilon}, top_k={top_k})'
-            )
+        check_at_least('smoothness', smoothness, 0)
+        check_at_least('connectivity', connectivity, 0)
+        check_at_least('sparsity', sparsity, 0)
+        check_probability('dropout', dropout)
+        check_probability('iter_dropout', iter_dropout)
+        check_probability('feature_dropout', feature_dropout)
+        check_probability('graph_dropout', graph_dropout)
 
         self.in_channels = in_channels
         self.hidden_channels = hidden_channels
@@ -260,7 +231,7 @@ class IDGL(Module):
             )
             for channels in (in_channels, self.backbone.embedding_channels)
         )
-        self._cache: _Inputs | None = None
+        self._cache: Inputs | None = None
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
@@ -322,7 +293,9 @@ class IDGL(Module):
 
     def _forward_data(self, data: Data, edge_index: Any, *options: Any) -> Any:
         if edge_index is not None:
-            raise ValueError("Expected no 'edge_index' besides a data object (got both)")
+            raise ValueError(
+                "Expected no 'edge_index' besides a data object (got both)"
+            )
         if data.x is None:
             raise ValueError("Expected 'data' to hold node features 'x' (got none)")
         max_iters, anchor_index, return_trace = options
@@ -340,7 +313,7 @@ class IDGL(Module):
         )
 
     def _iterate(
-        self, inputs: _Inputs, max_iters: int, anchor_index: Tensor | None
+        self, inputs: Inputs, max_iters: int, anchor_index: Tensor | None
     ) -> Trace:
         """Algorithm 1."""
         signal = inputs.signal.dropout(self.feature_dropout, self.training)
@@ -348,7 +321,9 @@ class IDGL(Module):
         anchors = self._draw_anchors(layout, anchor_index)
         projected = self.backbone.project(signal.x)
         message = self.backbone.message(projected)
-        targets = signal if anchors is None else signal.rows(*anchors)
+        targets = signal
+        if anchors is not None:
+            targets = signal.rows(anchors.index, anchors.layout)
 
         def learn(learner: GraphLearner, vectors, previous=None, **options):
             affinity = learner(vectors, layout, anchors, **options)
@@ -374,7 +349,7 @@ class IDGL(Module):
 
         vectors, backend = z, None
         for _ in range(max_iters):
-            vectors = _where_active(active, z, vectors, layout)
+            vectors = where_active(active, z, vectors, layout)
             if backend is None:
                 backend = self._embedding_backend(vectors, layout, anchors)
             previous = trace.learned
@@ -389,7 +364,7 @@ class IDGL(Module):
             z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
             predictions.append(self.backbone.start_prediction(z, projected, mixed))
 
-            trace.regs.append(_where_active(active, reg, trace.regs[-1], layout))
+            trace.regs.append(where_active(active, reg, trace.regs[-1], layout))
             trace.num_iters = trace.num_iters + active
             trace.refined.append(active)
             if self.tol is None:
@@ -397,7 +372,7 @@ class IDGL(Module):
             scale = self._stopping_scale(trace.learned, first)
             with torch.no_grad():
                 change = trace.learned.change_from(previous)
-                active, going_on = _still_changing(active, change, scale, self.tol)
+                active, going_on = still_changing(active, change, scale, self.tol)
             trace.changes.append(change)
             trace.scales.append(scale)
             if not going_on:
@@ -406,10 +381,10 @@ class IDGL(Module):
         first_out, *outs = self.backbone.finish_predictions(predictions)
         trace.outs.append(first_out)
         for active, out in zip(trace.refined, outs, strict=True):
-            trace.outs.append(_where_active(active, out, trace.outs[-1], layout))
+            trace.outs.append(where_active(active, out, trace.outs[-1], layout))
         return trace
 
-    # The mixture (Eq. 3) -------------------------------------------------------------
+    # The mixture (Eq. 3) ------------------------------------------------------------
 
     def _mix_first(
         self, initial: Memoized, first: Affinity, graph: GraphOperator
@@ -420,9 +395,9 @@ class IDGL(Module):
             given = initial.graph
             assert isinstance(given, SparseGraph)
             kept = Memoized(given.with_value(F.dropout(given.value, p)))
-            graph = ColumnScaled(first, _column_mask(first, p))
+            graph = ColumnScaled(first, column_mask(first, p))
             graph = RowNormalized(graph)
-            graph = ColumnScaled(graph, _column_mask(graph, p))
+            graph = ColumnScaled(graph, column_mask(graph, p))
         return Mixture([(lam, kept), (1.0 - lam, Memoized(graph))])
 
     def _mix(self, initial: Memoized, first: Mixture, graph: GraphOperator) -> Mixture:
@@ -430,7 +405,7 @@ class IDGL(Module):
         terms = [(eta * lam, initial), (eta * (1.0 - lam), graph)]
         return Mixture([*terms, *first.scaled(1.0 - eta)])
 
-    # What differs between IDGL and IDGL-Anch ------------------------------------------
+    # What IDGL-Anch does differently ------------------------------------------------
 
     def _draw_anchors(self, layout: Layout, index: Tensor | None) -> Anchors | None:
         if index is not None:
@@ -449,7 +424,7 @@ class IDGL(Module):
     def _stopping_scale(self, learned: Affinity, first: Affinity) -> Affinity:
         return first
 
-    # Inputs -----------------------------------------------------------------------------
+    # Inputs -------------------------------------------------------------------------
 
     def _embedding_backend(
         self, z: Tensor, layout: Layout, anchors: Anchors | None
@@ -466,7 +441,7 @@ class IDGL(Module):
         weight: Tensor | None,
         batch: Tensor | None,
         batch_size: int | None,
-    ) -> _Inputs:
+    ) -> Inputs:
         if self.cached and self._cache is not None:
             known = self._cache.signal
             if tuple(x.shape) != tuple(known.x.shape):
@@ -476,21 +451,17 @@ class IDGL(Module):
                 )
             if x.device == known.x.device:
                 return self._cache
-        check_features(x, self.in_channels)
-        if adjacency is None and weight is not None:
-            raise ValueError("Expected 'edge_index' beside 'edge_weight' (got none)")
-        if batch is not None:
-            check_batch(batch, batch_size, x.size(0))
-        layout = Layout.from_batch(batch, x.size(0), batch_size, x.device)
-        signal = Signal(to_features(x), layout)
-        if adjacency is None:
-            initial = knn_initial_graph(signal, self.k)
-        else:
-            edge_index, weight = edges_from_adjacency(adjacency, weight, x.size(0))
-            initial = given_graph(
-                edge_index, weight, layout, x.dtype, self.normalize, self.add_self_loops
-            )
-        inputs = _Inputs(signal, initial)
+        inputs = prepare_inputs(
+            x,
+            adjacency,
+            weight,
+            batch,
+            batch_size,
+            in_channels=self.in_channels,
+            k=self.k,
+            normalize=self.normalize,
+            add_self_loops=self.add_self_loops,
+        )
         if self.cached:
             self._cache = inputs
         return inputs
@@ -500,137 +471,3 @@ class IDGL(Module):
             f'{self.__class__.__name__}({self.in_channels}, {self.out_channels}, '
             f'num_layers={self.num_layers})'
         )
-
-
-class IDGLAnch(IDGL):
-    r"""The anchor-based scalable IDGL-Anch model from the `"Iterative Deep Graph
-    Learning for Graph Neural Networks: Better and Robust Node Embeddings"
-    <https://arxiv.org/abs/2006.13009>`_ paper.
-
-    Learns an affinity :math:`\mathbf{R}` of nodes and anchors instead of a graph of
-    all pairs, and passes messages through the anchors:
-
-    .. math::
-        \mathrm{MP}_a(\mathbf{F}) = \lambda \mathbf{L}^{(0)} \mathbf{F} + (1 - \lambda)
-        \left\{ \eta \, \mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}^{(t)}) + (1 - \eta) \,
-        \mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}^{(1)}) \right\}
-
-    With :obj:`graph_dropout`, anchors of the first affinity are dropped.
-
-    Args:
-        in_channels (int): Size of each input sample.
-        hidden_channels (int): Size of each hidden sample.
-        num_layers (int): Number of message passing layers.
-        *args: Further arguments of :class:`IDGL`.
-        num_anchors (int, optional): The number :math:`s` of anchors of each graph (at
-            most all its nodes). (default: :obj:`1000`)
-        anchor_ratio (float, optional): The share of nodes that are anchors, instead of
-            a number. (default: :obj:`None`)
-        anchor_sampling (str, optional): :obj:`"resample"` draws anchors anew at each
-            forward (as the paper does), :obj:`"seeded"` does so in training and takes
-            the same ones whenever it evaluates, :obj:`"fixed"` always takes the same.
-            (default: :obj:`"resample"`)
-        anchor_seed (int, optional): The seed of seeded and fixed anchors.
-            (default: :obj:`0`)
-        tol (float, optional): See :class:`IDGL`. (default: :obj:`8.5e-5`)
-        sparsity (float, optional): See :class:`IDGL`. (default: :obj:`0.1`)
-        **kwargs: Further keyword arguments of :class:`IDGL`.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        num_layers: int,
-        *args: Any,
-        num_anchors: int = 1000,
-        anchor_ratio: float | None = None,
-        anchor_sampling: str = 'resample',
-        anchor_seed: int = 0,
-        tol: float | None = 8.5e-5,
-        sparsity: float = 0.1,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            num_layers,
-            *args,
-            tol=tol,
-            sparsity=sparsity,
-            **kwargs,
-        )
-        check_at_least('num_anchors', num_anchors, 1, integer=True)
-        if anchor_ratio is not None:
-            check_unit_interval('anchor_ratio', anchor_ratio, open_left=True)
-        choices = ('resample', 'seeded', 'fixed')
-        if anchor_sampling not in choices:
-            raise ValueError(
-                f"Expected 'anchor_sampling' to be one of {list(choices)} "
-                f"(got '{anchor_sampling}')"
-            )
-        self.num_anchors = num_anchors
-        self.anchor_ratio = anchor_ratio
-        self.anchor_sampling = anchor_sampling
-        self.anchor_seed = anchor_seed
-
-    def _draw_anchors(self, layout: Layout, index: Tensor | None) -> Anchors:
-        if index is not None:
-            return given_anchors(layout, index)
-        generator = None
-        seeded = self.anchor_sampling == 'seeded' and not self.training
-        if seeded or self.anchor_sampling == 'fixed':
-            generator = torch.Generator().manual_seed(self.anchor_seed)
-        return sample_anchors(layout, self.num_anchors, self.anchor_ratio, generator)
-
-    def _mix_first(
-        self, initial: Memoized, first: Affinity, graph: GraphOperator
-    ) -> Mixture:
-        if self.training and self.graph_dropout > 0:
-            mask = _column_mask(first, self.graph_dropout)
-            graph = AnchorGraph(ColumnScaled(first, mask))
-        lam = self.initial_weight
-        return Mixture([(lam, initial), (1.0 - lam, Memoized(graph))])
-
-    def _regularized(self, affinity: Affinity) -> AnchorGraph:
-        return AnchorGraph(affinity)
-
-    def _message_graph(self, graph: Affinity | AnchorGraph) -> GraphOperator:
-        return graph
-
-    def _stopping_scale(self, learned: Affinity, first: Affinity) -> Affinity:
-        return learned
-
-
-def _still_changing(
-    active: Tensor, change: Change, scale: Affinity, tol: float
-) -> tuple[Tensor, bool]:
-    """Which graphs go on, and whether any does, in one host synchronisation.
-
-    Bounds of the norm usually decide; it is computed only where they do not.
-    """
-    least, most = scale.sq_norm_bounds()
-    low, high = change.bounds()
-    surely = active & (low > tol * most)
-    if least is not most or low is not high:
-        perhaps = active & (high > tol * least) & ~surely
-        undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
-        if not undecided:
-            return surely, going_on
-        surely = active & (change.exact() > tol * scale.sq_norm())
-    return surely, bool(surely.any())
-
-
-def _where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:
-    """New values for graphs that still iterate; those that have stopped keep theirs."""
-    if layout.num_graphs == 1:
-        return new
-    rows = active[layout.batch] if new.size(0) == layout.num_rows else active
-    return torch.where(rows if new.dim() == 1 else rows.unsqueeze(1), new, old)
-
-
-def _column_mask(graph: GraphOperator, p: float) -> Tensor:
-    ones = torch.ones(
-        graph.cols.num_rows, dtype=graph.dtype, device=graph.cols.device
-    )
-    return F.dropout(ones, p)

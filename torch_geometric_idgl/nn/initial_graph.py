@@ -61,7 +61,7 @@ def _check_square(
         )
     if weight is not None:
         raise ValueError(
-            "Expected the weights of a sparse adjacency to be its values "
+            'Expected the weights of a sparse adjacency to be its values '
             "(got 'edge_weight' besides)"
         )
 

@@ -189,7 +189,9 @@ class Attention(Metric):
 
     inner_product = True
 
-    def __init__(self, in_channels: int, out_channels: int = 16, heads: int = 4) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int = 16, heads: int = 4
+    ) -> None:
         super().__init__()
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -267,11 +269,16 @@ def metric_resolver(metric: MetricLike, in_channels: int, heads: int) -> Metric:
     }
     if isinstance(metric, str):
         if metric not in known:
-            raise ValueError(f"Expected 'metric' to be one of {sorted(known)} (got '{metric}')")
+            raise ValueError(
+                f"Expected 'metric' to be one of {sorted(known)} (got '{metric}')"
+            )
         return known[metric]()
-    module = copy.deepcopy(metric) if isinstance(metric, Module) else metric(in_channels)
+    module = (
+        copy.deepcopy(metric) if isinstance(metric, Module) else metric(in_channels)
+    )
     if not isinstance(module, Module):
         raise TypeError(
-            f"Expected 'metric' to give a 'torch.nn.Module' (got '{type(module).__name__}')"
+            f"Expected 'metric' to give a 'torch.nn.Module' "
+            f"(got '{type(module).__name__}')"
         )
     return module if isinstance(module, Metric) else CustomMetric(module)

@@ -14,7 +14,7 @@ class _WeightedUnitVectors(torch.autograd.Function):
     """In closed form: autograd would walk over the n x m x d product ten times."""
 
     @staticmethod
-    def forward(ctx, x, weight):  # noqa: D102
+    def forward(ctx, x, weight):
         heads = weight.size(0)
         scale = safe_rsqrt(x.square() @ weight.square().t() * heads)  # [n, m]
         ctx.save_for_backward(x, weight, scale)
@@ -22,7 +22,7 @@ class _WeightedUnitVectors(torch.autograd.Function):
         return out.mul_(x.unsqueeze(1)).flatten(1)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         x, weight, scale = ctx.saved_tensors
         heads, channels = weight.shape
         scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r

@@ -95,13 +95,13 @@ def _pair_dot(row: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 class _SpMM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, matrix, value, dense):  # noqa: D102
+    def forward(ctx, matrix, value, dense):
         ctx.matrix = matrix
         ctx.save_for_backward(value, dense)
         return _bag_sum(matrix.pattern, value, dense)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         _, dense = ctx.saved_tensors
         pattern = ctx.matrix.pattern
         grad_value = grad_dense = None
@@ -115,13 +115,13 @@ class _SpMM(torch.autograd.Function):
 
 class _SDDMM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, pattern, a, b):  # noqa: D102
+    def forward(ctx, pattern, a, b):
         ctx.pattern = pattern
         ctx.save_for_backward(a, b)
         return _pair_dot(pattern.row, pattern.col, a, b)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: D102
+    def backward(ctx, grad):
         a, b = ctx.saved_tensors
         pattern = ctx.pattern
         grad_a = grad_b = None
@@ -185,7 +185,9 @@ class SparseMatrix:
         matrix = matrix.detach()
         if matrix.layout == torch.sparse_csr:
             pattern = Pattern(
-                matrix.crow_indices().long(), matrix.col_indices().long(), matrix.size(1)
+                matrix.crow_indices().long(),
+                matrix.col_indices().long(),
+                matrix.size(1),
             )
             return cls(pattern, matrix.values())
         matrix = matrix.to_sparse_coo().coalesce()

@@ -1,0 +1,38 @@
+"""When graphs stop, and what happens to those that have stopped."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..graphs import Affinity, Change
+from ..ops.layout import Layout
+
+__all__ = ['still_changing', 'where_active']
+
+
+def still_changing(
+    active: Tensor, change: Change, scale: Affinity, tol: float
+) -> tuple[Tensor, bool]:
+    """Which graphs go on, and whether any does, in one host synchronisation.
+
+    Bounds of the norm usually decide; it is computed only where they do not.
+    """
+    least, most = scale.sq_norm_bounds()
+    low, high = change.bounds()
+    surely = active & (low > tol * most)
+    if least is not most or low is not high:
+        perhaps = active & (high > tol * least) & ~surely
+        undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
+        if not undecided:
+            return surely, going_on
+        surely = active & (change.exact() > tol * scale.sq_norm())
+    return surely, bool(surely.any())
+
+
+def where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:
+    """New values for graphs that still iterate; those that have stopped keep theirs."""
+    if layout.num_graphs == 1:
+        return new
+    rows = active[layout.batch] if new.size(0) == layout.num_rows else active
+    return torch.where(rows if new.dim() == 1 else rows.unsqueeze(1), new, old)
