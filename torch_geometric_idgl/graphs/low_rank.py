@@ -158,8 +158,7 @@ class LowRankGraph(Affinity):
 
     def _middle(self, weight: Tensor) -> Tensor:
         left, _ = self._dense_factors()
-        weighted = left.padded * self.rows.pad(weight).unsqueeze(-1)
-        return weighted.transpose(1, 2) @ left.padded  # U^T diag(c) U
+        return left.project(weight.unsqueeze(1) * left.value)  # U^T diag(c) U
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
         if not self.factored:

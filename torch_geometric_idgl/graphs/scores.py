@@ -196,14 +196,46 @@ class WeightedScores(Scores):
         # Rows of a whole single graph come with their index structure already built.
         whole = self.rows.num_graphs == 1 and many.numel() == self.x.size(0)
         left = self.x if whole else self.x.rows(many)
-        table = self.x.rows(few).to_dense().t()
-        out = None
-        for head in range(sq_weight.size(0)):
-            weighted = sq_weight[head].unsqueeze(1) * table * scale[few, head]
-            term = left.matmul(weighted) * scale[many, head].unsqueeze(1)
-            out = term if out is None else out + term
-        assert out is not None
+        scale_many = scale if whole else scale[many]
+        return _WeightedProduct.apply(
+            left, self.x.rows(few), scale_many, scale[few], sq_weight
+        )
+
+
+class _WeightedProduct(torch.autograd.Function):
+    """Weighted cosines of many and few sparse rows; the few become a dense table.
+
+    Gradients are taken at the table's non-zero entries only.
+    """
+
+    @staticmethod
+    def forward(ctx, many, few, scale_many, scale_few, sq_weight):
+        row, col = few.pattern.row, few.pattern.col
+        out = scale_many.new_zeros(many.size(0), few.size(0))
+        products = []
+        for head, weight in enumerate(sq_weight):
+            table = out.new_zeros(few.size(1), few.size(0))
+            table[col, row] = few.value * weight[col] * scale_few[row, head]
+            products.append(many.matmul(table))
+            out.addcmul_(products[-1], scale_many[:, head : head + 1])
+        ctx.many, ctx.few = many, few
+        ctx.save_for_backward(scale_many, scale_few, sq_weight, *products)
         return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        scale_many, scale_few, sq_weight, *products = ctx.saved_tensors
+        row, col = ctx.few.pattern.row, ctx.few.pattern.col
+        grad_many = torch.empty_like(scale_many)
+        grad_few = torch.zeros_like(scale_few)
+        grad_weight = torch.zeros_like(sq_weight)
+        for head, product in enumerate(products):
+            grad_many[:, head] = torch.einsum('ij,ij->i', grad, product)
+            scaled = grad * scale_many[:, head : head + 1]
+            entries = ctx.many.t_matmul(scaled)[col, row] * ctx.few.value
+            grad_weight[head].index_add_(0, col, entries * scale_few[row, head])
+            grad_few[:, head].index_add_(0, row, entries * sq_weight[head, col])
+        return None, None, grad_many, grad_few, grad_weight
 
 
 class _Entries(torch.autograd.Function):
