@@ -1,0 +1,285 @@
+"""LDS: learn a Bernoulli probability for each pair of nodes by bilevel programming.
+
+Franceschi, Niepert, Pontil, He, `"Learning Discrete Structures for Graph Neural
+Networks" <https://arxiv.org/abs/1903.11960>`_, ICML 2019.
+
+The inner problem trains a GCN on graphs sampled anew at each step; the outer one moves
+the edge probabilities along the gradient of the loss on half of the dev set, through
+the last few inner steps. The other half of the dev set decides when to stop.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+from tqdm.auto import tqdm
+
+from baselines.features import dropout
+
+__all__ = [
+    'InnerState',
+    'SampledGraph',
+    'fit_lds',
+    'gcn',
+    'hypergradient',
+    'inner_step',
+]
+
+Params = list[Tensor]
+
+
+class SampledGraph:
+    r"""A sparse undirected graph that learns the gradient of *all* its entries.
+
+    A sampled graph has few edges, but the outer problem needs the derivative for each
+    pair. It is a sum of outer products :math:`\sum_k g_k h_k^{\top}`, whose factors
+    the products :math:`A h` leave here during the backward pass.
+    """
+
+    def __init__(self, adj: Tensor):
+        self.adj = adj
+        self.token = torch.zeros((), device=adj.device, requires_grad=True)
+        self.factors: list[tuple[Tensor, Tensor]] = []
+
+    @classmethod
+    def sample(cls, theta: Tensor) -> SampledGraph:
+        """Makes pair `i < j` an edge with probability `theta[i, j]`."""
+        row, col = (torch.rand_like(theta) < theta).triu_(1).nonzero().t()
+        index = torch.stack([torch.cat([row, col]), torch.cat([col, row])])
+        value = theta.new_ones(index.size(1))
+        adj = torch.sparse_coo_tensor(index, value, theta.shape, check_invariants=False)
+        return cls(adj.to_sparse_csr())
+
+    def matmul(self, h: Tensor) -> Tensor:
+        """Multiplies the adjacency matrix with dense columns."""
+        return _MatMul.apply(h, self.token, self)
+
+
+class _MatMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h: Tensor, token: Tensor, graph: SampledGraph) -> Tensor:
+        ctx.graph = graph
+        ctx.save_for_backward(h, token)
+        return graph.adj @ h
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        h, token = ctx.saved_tensors
+        # Inner steps differentiate with `create_graph`; only the backward pass of the
+        # outer loss runs without gradients, and gives those of the graph.
+        if not torch.is_grad_enabled():
+            ctx.graph.factors.append((grad, h.detach()))
+        # The graph is symmetric, so this product has a gradient in the same way.
+        grad_h = ctx.graph.matmul(grad) if ctx.needs_input_grad[0] else None
+        return grad_h, torch.zeros_like(token), None
+
+
+def gcn(params: Params, x: Tensor, graph: SampledGraph, p: float = 0.0) -> Tensor:
+    """A two-layer GCN with dropout on features and hidden units."""
+    w1, b1, w2, b2 = params
+    # D^-1/2 (A + I) D^-1/2 h without forming the normalised graph.
+    scale = (graph.matmul(w1.new_ones(x.size(0), 1)) + 1.0).rsqrt()
+
+    def propagate(h: Tensor) -> Tensor:
+        h = scale * h
+        return scale * (graph.matmul(h) + h)
+
+    h = (propagate(dropout(x, p) @ w1) + b1).relu()
+    return propagate(dropout(h, p) @ w2) + b2
+
+
+def init_gcn(in_channels: int, hidden_channels: int, out_channels: int) -> Params:
+    """Fresh GCN weights (Xavier) and zero biases."""
+    params = []
+    for shape in ((in_channels, hidden_channels), (hidden_channels, out_channels)):
+        params.append(torch.nn.init.xavier_uniform_(torch.empty(shape)))
+        params.append(torch.zeros(shape[1]))
+    return [p.requires_grad_() for p in params]
+
+
+class InnerState:
+    """Weights of the inner problem, and Adam's two moments of them."""
+
+    def __init__(self, params: Params):
+        self.params = params
+        self.first = [torch.zeros_like(p) for p in params]
+        self.second = [torch.zeros_like(p) for p in params]
+        self.step = 0
+
+    def detach(self) -> InnerState:
+        """Cuts the history: where the truncated hypergradient ends."""
+        self.params = [p.detach().requires_grad_() for p in self.params]
+        self.first = [m.detach() for m in self.first]
+        self.second = [m.detach() for m in self.second]
+        return self
+
+
+def inner_step(
+    state: InnerState,
+    loss: Tensor,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> InnerState:
+    r"""One differentiable step of Adam.
+
+    :obj:`eps` stands inside of the root, whose derivative would not exist at zero.
+    """
+    grads = torch.autograd.grad(loss, state.params, create_graph=True)
+    new = InnerState([])
+    new.step = state.step + 1
+    correct1, correct2 = (1 - b**new.step for b in betas)
+    new.first = [
+        betas[0] * m + (1 - betas[0]) * g
+        for m, g in zip(state.first, grads, strict=True)
+    ]
+    new.second = [
+        betas[1] * v + (1 - betas[1]) * g**2
+        for v, g in zip(state.second, grads, strict=True)
+    ]
+    new.params = [
+        p - lr * (m / correct1) / (v / correct2 + eps).sqrt()
+        for p, m, v in zip(state.params, new.first, new.second, strict=True)
+    ]
+    return new
+
+
+def hypergradient(outer_loss: Tensor, graphs: list[SampledGraph]) -> Tensor:
+    r"""The gradient of the outer loss with respect to the edge probabilities.
+
+    With the straight-through estimator a sampled graph passes its gradient on to the
+    probabilities unchanged, so those of all sampled graphs add up; a pair
+    :math:`i < j` owns both entries of a symmetric graph.
+    """
+    torch.autograd.grad(outer_loss, [graph.token for graph in graphs])
+    factors = [pair for graph in graphs for pair in graph.factors]
+    left, right = (torch.cat(part, dim=1) for part in zip(*factors, strict=True))
+    total = left @ right.t()
+    return total.add_(total.t().contiguous()).triu_(1)
+
+
+@torch.no_grad()
+def predict(params: Params, x: Tensor, theta: Tensor, samples: int) -> Tensor:
+    """Class probabilities, averaged over sampled graphs."""
+    graphs = (SampledGraph.sample(theta) for _ in range(samples))
+    return sum(gcn(params, x, graph).softmax(-1) for graph in graphs) / samples
+
+
+def fit_lds(
+    data: Data,
+    *,
+    hidden_channels: int = 16,
+    dropout: float = 0.5,
+    lr: float = 0.01,
+    weight_decay: float = 5e-4,
+    outer_lr: float = 1.0,
+    outer_decay: float = 0.99,
+    tau: int = 5,
+    samples: int = 16,
+    inner_patience: int = 4,
+    max_windows: int = 80,
+    patience: int = 5,
+    max_restarts: int = 100,
+    progress: bool = True,
+) -> dict:
+    r"""Algorithm 1 of the paper.
+
+    Args:
+        data (Data): Features, labels, masks and the graph that the probabilities
+            start from: the given one, or a kNN graph (kNN-LDS).
+        hidden_channels (int, optional): (default: :obj:`16`)
+        dropout (float, optional): (default: :obj:`0.5`)
+        lr (float, optional): Adam's rate for the GCN. (default: :obj:`0.01`)
+        weight_decay (float, optional): On the GCN's first layer.
+            (default: :obj:`5e-4`)
+        outer_lr (float, optional): Rate of projected gradient descent on the
+            probabilities. (default: :obj:`1.0`)
+        outer_decay (float, optional): Its factor after each outer step.
+            (default: :obj:`0.99`)
+        tau (int, optional): Inner steps between two outer steps, all of which the
+            hypergradient goes through. (default: :obj:`5`)
+        samples (int, optional): Graphs that a prediction averages over.
+            (default: :obj:`16`)
+        inner_patience (int, optional): The GCN starts anew when the training loss has
+            not decreased for so many outer steps. (default: :obj:`4`)
+        max_windows (int, optional): Outer steps before the GCN starts anew at the
+            latest. (default: :obj:`80`)
+        patience (int, optional): Stop when so many starts gave nothing better on the
+            second half of the dev set. (default: :obj:`5`)
+        max_restarts (int, optional): (default: :obj:`100`)
+        progress (bool, optional): Show a progress bar. (default: :obj:`True`)
+    """
+    start = time.perf_counter()
+    x, y, n, p = data.x, data.y, data.num_nodes, dropout
+    classes = int(y.max()) + 1
+    train = data.train_mask.nonzero().view(-1)
+    dev = data.val_mask.nonzero().view(-1)
+    dev = dev[torch.randperm(dev.numel(), device=dev.device)]
+    outer, held_out = dev[: dev.numel() // 2], dev[dev.numel() // 2 :]
+
+    theta = torch.zeros(n, n, device=x.device)
+    row, col = to_undirected(data.edge_index, num_nodes=n)
+    theta[row, col] = 1.0
+    theta.triu_(1)
+
+    rate, steps, stale, best = outer_lr, 0, 0, None
+    bar = tqdm(range(max_restarts), disable=not progress, desc='LDS', leave=False)
+    for restart in bar:
+        params = init_gcn(x.size(1), hidden_channels, classes)
+        state = InnerState([w.to(x.device) for w in params])
+        lowest, waited, window = float('inf'), 0, 0
+        while waited < inner_patience and window < max_windows:
+            graphs, losses = [], []
+            state = state.detach()
+            for _ in range(tau):
+                graph = SampledGraph.sample(theta)
+                out = gcn(state.params, x, graph, p)
+                loss = F.cross_entropy(out[train], y[train])
+                loss = loss + weight_decay / 2 * state.params[0].square().sum()
+                state = inner_step(state, loss, lr)
+                graphs.append(graph)
+                losses.append(loss.item())
+            graph = SampledGraph.sample(theta)
+            out = gcn(state.params, x, graph)
+            outer_loss = F.cross_entropy(out[outer], y[outer])
+            grad = hypergradient(outer_loss, graphs + [graph])
+            # Projected gradient descent: probabilities stay in [0, 1].
+            theta = (theta - rate * grad).clamp_(0.0, 1.0).triu_(1)
+            rate *= outer_decay
+            steps += 1
+            window += 1
+            waited = 0 if sum(losses) / tau < lowest else waited + 1
+            lowest = min(lowest, sum(losses) / tau)
+            bar.set_postfix(train=f'{lowest:.3f}', outer=f'{outer_loss.item():.3f}')
+        state = state.detach()
+        prob = predict(state.params, x, theta, samples)
+        # The loss tells equal accuracies on a small half of the dev set apart.
+        score = float((prob[held_out].argmax(-1) == y[held_out]).float().mean())
+        loss = float(F.nll_loss(prob[held_out].clamp(min=1e-12).log(), y[held_out]))
+        stale += 1
+        if best is None or (score, -loss) > (best['dev'], -best['dev_loss']):
+            improved = best is None or score > best['dev']
+            stale = 0 if improved else stale
+            best = {'dev': score, 'dev_loss': loss, 'best_epoch': restart}
+            best_prob = copy.deepcopy(prob)
+            edges = float(theta.sum())
+        if stale >= patience:
+            break
+
+    correct = (best_prob.argmax(-1) == y).float()
+    return {
+        'train': float(correct[data.train_mask].mean()),
+        **best,
+        'test': float(correct[data.test_mask].mean()),
+        'epochs': steps * tau,
+        'outer_steps': steps,
+        'restarts': restart + 1,
+        'expected_edges': edges,
+        'seconds': time.perf_counter() - start,
+    }

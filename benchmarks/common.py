@@ -1,0 +1,114 @@
+"""What the benchmark scripts share: settings, results on disk, versions, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+import yaml
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE / 'configs'
+RESULTS = HERE / 'results'
+
+# The columns of the paper's first table.
+GRAPHS = ('cora', 'citeseer', 'pubmed', 'ogbn-arxiv')
+TABLES = ('wine', 'cancer', 'digits')
+DATASETS = GRAPHS + TABLES
+TITLES = {
+    'cora': 'Cora',
+    'citeseer': 'Citeseer',
+    'pubmed': 'Pubmed',
+    'ogbn-arxiv': 'ogbn-arxiv',
+    'wine': 'Wine',
+    'cancer': 'Cancer',
+    'digits': 'Digits',
+}
+
+
+def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads a YAML file; an empty one is an empty dictionary."""
+    return yaml.safe_load(Path(path).read_text(encoding='utf-8')) or {}
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file, or returns :obj:`None` if there is none."""
+    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file at once: a killed process leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    temporary.write_text(text, encoding='utf-8')
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file at once."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + '\n')
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    import torch_geometric_idgl
+
+    return {
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'torch_geometric': torch_geometric.__version__,
+        'torch_geometric_idgl': torch_geometric_idgl.__version__,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What a time depends on, without anything that names the machine."""
+    return {
+        'system': f'{platform.system()} {platform.machine()}',
+        'cpus': os.cpu_count(),
+        'threads': torch.get_num_threads(),
+        'device': torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu',
+    }
+
+
+def peak_memory_mb() -> float:
+    """The largest memory the process has had so far, that of the GPU if it uses one."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
+        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / 2 ** (20 if sys.platform == 'darwin' else 10), 1)
+
+
+def default_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def mean_std(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (zero for a single value)."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.fmean(values), std
+
+
+def percent(values: list[float]) -> str:
+    """Formats scores as :obj:`mean ± std` in percent."""
+    mean, std = mean_std(values)
+    return f'{100 * mean:.1f} ± {100 * std:.1f}'
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, its columns aligned so that it reads well as text."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ['-' * width for width in widths], *rows]
+    return '\n'.join(
+        '| ' + ' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + ' |'
+        for line in lines
+    )

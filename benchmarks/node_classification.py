@@ -1,0 +1,218 @@
+"""Node classification: test accuracy of IDGL and of what it is compared with.
+
+    python benchmarks/node_classification.py --dataset cora --model idgl --runs 5
+    python benchmarks/node_classification.py --all
+
+Each finished seed is written to benchmarks/results/ at once and never run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+from common import DATASETS, RESULTS, percent, read_json, table, write_json
+from systems import SUPPORTED, System, check_supported, load_settings, run
+
+# The rows of `--all` beside the systems themselves; tuned ones where settings exist.
+ABLATED = ['idgl-noreg', 'idgl-noil', 'idgl-anch-noreg', 'idgl-anch-noil']
+ABLATION_DATASETS = ('cora', 'citeseer', 'wine', 'cancer', 'digits')
+
+
+def results_file(dataset: str, system: System, folder: Path = RESULTS) -> Path:
+    """Where the runs of a pair are kept."""
+    return folder / 'node_classification' / f'{dataset}_{system}.json'
+
+
+def checkpoint_file(
+    root: str, dataset: str, system: System, settings: dict, seed: int
+) -> Path:
+    """Where a half-finished seed is kept; other settings do not go on from it."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    name = f'{dataset}_{system}_{digest[:8]}_seed{seed}.pt'
+    return Path(root) / 'checkpoints' / name
+
+
+def command(dataset: str, system: System, runs: int) -> str:
+    """The command that gives a result, without paths of the machine it ran on."""
+    custom = system.settings not in ('paper', 'tuned')
+    name = System(system.base, system.ablation) if custom else system
+    options = f'--dataset {dataset} --model {name} --runs {runs}'
+    if custom:
+        options += f' --config {Path(system.settings).name}'
+    return f'python benchmarks/node_classification.py {options}'
+
+
+def run_pair(
+    dataset: str,
+    system: System,
+    runs: int,
+    root: str,
+    *,
+    device='cpu',
+    progress: bool = True,
+    folder: Path = RESULTS,
+) -> dict:
+    """Runs the seeds of a pair that are not in its results file yet."""
+    settings = load_settings(system, dataset)
+    file = results_file(dataset, system, folder)
+    content = read_json(file) or {
+        'dataset': dataset,
+        'system': str(system),
+        'settings': settings,
+        'runs': [],
+    }
+    if content['settings'] != settings:
+        changed = {
+            key: (content['settings'].get(key), settings.get(key))
+            for key in {*content['settings'], *settings}
+            if content['settings'].get(key) != settings.get(key)
+        }
+        raise ValueError(
+            f'Expected the settings that {file.name} was made with (got other values '
+            f'of {changed}, there and now); move the file away to run anew'
+        )
+    done = {record['seed'] for record in content['runs']}
+    for seed in range(runs):
+        if seed not in done:
+            checkpoint = checkpoint_file(root, dataset, system, settings, seed)
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            record = run(
+                system,
+                dataset,
+                seed,
+                root,
+                device=device,
+                progress=progress,
+                checkpoint=checkpoint,
+            )
+            record = {
+                'seed': seed,
+                **record,
+                'peak_memory_mb': common.peak_memory_mb(),
+                'machine': common.machine(),
+                'versions': common.versions(),
+            }
+            content['command'] = command(dataset, system, runs)
+            content['runs'].append(record)
+            write_json(file, content)
+        record = next(r for r in content['runs'] if r['seed'] == seed)
+        print(_line(dataset, system, record), flush=True)
+    return content
+
+
+def _line(dataset: str, system: System, record: dict) -> str:
+    text = (
+        f'{dataset} {system} seed {record["seed"]}: test {100 * record["test"]:.1f}, '
+        f'dev {100 * record["dev"]:.1f}, {record["epochs"]} epochs'
+    )
+    if record.get('iterations') is not None:
+        text += f', {record["iterations"]:.1f} refinements'
+    return text + (
+        f', {record["seconds"]:.1f} s, {record["peak_memory_mb"]:.0f} MB at most'
+    )
+
+
+def all_pairs() -> list[tuple[str, System]]:
+    """Every cell of the tables, the quickest systems first."""
+    names = [*SUPPORTED, *ABLATED]
+    pairs = [
+        (dataset, System.parse(name))
+        for name in names
+        for dataset in DATASETS
+        if dataset in SUPPORTED[System.parse(name).base]
+        and (name not in ABLATED or dataset in ABLATION_DATASETS)
+    ]
+    tuned = common.read_yaml(common.CONFIGS / 'tuned.yaml')
+    pairs += [
+        (dataset, System(base, settings='tuned'))
+        for base, datasets in tuned.items()
+        for dataset in datasets
+    ]
+    slow = ('lds', 'idgl', 'idgl-anch')
+    return sorted(
+        pairs, key=lambda pair: slow.index(pair[1].base) if pair[1].base in slow else -1
+    )
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Runs all pairs, each in its own process: so its peak memory is its own."""
+    failed = []
+    for dataset, system in all_pairs():
+        options = ['--dataset', dataset, '--model', str(system)]
+        options += ['--runs', str(args.runs), '--root', args.root]
+        options += ['--results', str(args.results)]
+        options += ['--quiet'] if args.quiet else []
+        options += ['--device', args.device] if args.device else []
+        code = subprocess.run([sys.executable, __file__, *options]).returncode
+        if code != 0:
+            failed.append(f'{dataset} {system}')
+    if failed:
+        print(f'Not finished (see above): {", ".join(failed)}')
+    return int(bool(failed))
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--dataset', choices=DATASETS)
+    parser.add_argument('--model', default='idgl', help=', '.join(SUPPORTED))
+    parser.add_argument('--runs', type=int, default=5, help='seeds 0 to RUNS - 1')
+    parser.add_argument('--root', default='data', help='writable folder of the data')
+    parser.add_argument('--source', help='read-only folder to fill ROOT from')
+    parser.add_argument('--settings', choices=['paper', 'tuned'], default='paper')
+    parser.add_argument('--config', help='YAML file of other settings, as tuned.yaml')
+    parser.add_argument('--device', help='default: the GPU if there is one')
+    parser.add_argument('--results', type=Path, default=RESULTS, help='where to write')
+    parser.add_argument('--all', action='store_true', help='all data and systems')
+    parser.add_argument('--quiet', action='store_true', help='no progress bars')
+    args = parser.parse_args(argv)
+    if args.all == bool(args.dataset):
+        parser.error('give either --dataset or --all')
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    if args.source:
+        from torch_geometric_idgl.datasets import stage_data
+
+        stage_data(args.source, args.root)
+    if args.all:
+        return run_all(args)
+    try:
+        system = System.parse(args.model, args.config or args.settings)
+        check_supported(system, args.dataset)
+        content = run_pair(
+            args.dataset,
+            system,
+            args.runs,
+            args.root,
+            device=args.device or common.default_device(),
+            progress=not args.quiet,
+            folder=args.results,
+        )
+    except (ValueError, FileNotFoundError) as error:
+        print(f'{args.dataset} {args.model}: {error}', file=sys.stderr)
+        return 1
+    runs = content['runs']
+    rows = [
+        [str(r['seed']), f'{100 * r["dev"]:.1f}', f'{100 * r["test"]:.1f}']
+        + [str(r['epochs']), f'{r["seconds"]:.1f}', f'{r["peak_memory_mb"]:.0f}']
+        for r in sorted(runs, key=lambda r: r['seed'])
+    ]
+    rows.append(
+        ['mean ± std', percent([r['dev'] for r in runs])]
+        + [percent([r['test'] for r in runs]), '', '', '']
+    )
+    header = ['seed', 'dev (%)', 'test (%)', 'epochs', 'seconds', 'peak MB']
+    print(f'\n{system.title} on {args.dataset}\n\n{table(header, rows)}')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Turns the results on disk into the tables of the README.
+
+    python benchmarks/report.py
+    python benchmarks/report.py --update README.md
+
+A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from common import (
+    CONFIGS,
+    DATASETS,
+    RESULTS,
+    TITLES,
+    mean_std,
+    percent,
+    read_json,
+    read_yaml,
+    table,
+)
+from node_classification import ABLATED, ABLATION_DATASETS, results_file
+from systems import SUPPORTED, System
+
+RUNS = 5
+MAIN_ROWS = [
+    *['gcn', 'gcn-tuned', 'gat', 'graphsage', 'appnp', 'hgcn', 'gcn-gdc', 'lds'],
+    *['logreg', 'rbf-svm', 'gcn-knn', 'gcn-knn-tuned', 'gat-knn', 'graphsage-knn'],
+    *['idgl', 'idgl-tuned', 'idgl-anch', 'idgl-anch-tuned'],
+]
+TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
+TIME_DATASETS = ('cora', 'citeseer', 'pubmed')
+
+
+def accuracy_table(
+    names: list[str], datasets: tuple[str, ...], folder: Path
+) -> tuple[str, list[str]]:
+    """A table of test accuracies, and the names of the cells that are missing."""
+    reported = read_yaml(CONFIGS / 'reported.yaml')['accuracy']
+    tuned = read_yaml(CONFIGS / 'tuned.yaml')
+    rows, missing = [], []
+    for name in names:
+        system = System.parse(name)
+        cells = []
+        for dataset in datasets:
+            figure = reported.get(name, {}).get(dataset)
+            offered = dataset in SUPPORTED[system.base]
+            if system.settings == 'tuned':
+                # Only searched pairs have tuned settings; GCN's are always wanted.
+                offered &= system.base == 'gcn' or dataset in tuned.get(system.base, {})
+            content = read_json(results_file(dataset, system, folder))
+            text, complete = accuracy_cell(content, figure, offered)
+            cells.append(text)
+            if not complete:
+                missing.append(f'{system.title} on {TITLES[dataset]}')
+        if any(cell != '–' for cell in cells):
+            rows.append([system.title, *cells])
+    return table(['', *(TITLES[d] for d in datasets)], rows), missing
+
+
+def accuracy_cell(
+    content: dict | None, figure: float | str | None, offered: bool
+) -> tuple[str, bool]:
+    """The text of a cell, and whether all its runs are there."""
+    beside = {None: '', 'memory': ' (out of memory)'}.get(figure, f' ({figure})')
+    runs = content['runs'] if content else []
+    if not runs:
+        if offered:
+            return f'missing{beside}', False
+        return beside.strip() or '–', True
+    text = percent([run['test'] for run in runs])
+    if len(runs) < RUNS:
+        text += f', {len(runs)} run{"s" if len(runs) > 1 else ""}'
+    return text + beside, len(runs) >= RUNS
+
+
+def time_table(folder: Path) -> tuple[str, list[str]]:
+    """Seconds until training stops, as a multiple of GCN's, and the paper's."""
+    reported = read_yaml(CONFIGS / 'reported.yaml')['seconds']
+    content = read_json(folder / 'training_time.json') or {'runs': []}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for run in content['runs']:
+        seconds.setdefault((run['system'], run['dataset']), []).append(run['seconds'])
+    rows, missing = [], []
+    for name in TIME_ROWS:
+        system = System.parse(name)
+        row = [system.title]
+        for dataset in TIME_DATASETS:
+            figure = reported.get(name, {}).get(dataset)
+            beside = f' ({figure})' if figure else ''
+            values = seconds.get((name, dataset))
+            if values:
+                mean, std = mean_std(values)
+                text = f'{mean:.1f} ± {std:.1f} s'
+                if (gcn := seconds.get(('gcn', dataset))) and name != 'gcn':
+                    text += f', {mean / mean_std(gcn)[0]:.1f}×'
+                row.append(text + beside)
+            elif dataset in SUPPORTED[system.base]:
+                row.append(f'missing{beside}')
+                missing.append(f'{system.title} on {TITLES[dataset]}')
+            else:
+                row.append('–')
+        rows.append(row)
+    return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
+
+
+def make_tables(folder: Path = RESULTS) -> dict[str, tuple[str, list[str]]]:
+    """All tables by the name of their markers."""
+    ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
+    return {
+        'main': accuracy_table(MAIN_ROWS, DATASETS, folder),
+        'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
+        'training-time': time_table(folder),
+    }
+
+
+def update(text: str, tables: dict[str, tuple[str, list[str]]]) -> tuple[str, list]:
+    """Replaces what stands between markers; returns also the names not found."""
+    absent = []
+    for name, (content, missing) in tables.items():
+        content += f'\n\nMissing: {", ".join(missing)}.' if missing else ''
+        pattern = rf'(<!-- results:{name} -->).*?(<!-- /results:{name} -->)'
+        text, count = re.subn(
+            pattern, lambda m, c=content: f'{m[1]}\n{c}\n{m[2]}', text, flags=re.S
+        )
+        if count == 0:
+            absent.append(name)
+    return text, absent
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--results', type=Path, default=RESULTS)
+    parser.add_argument('--update', type=Path, help='file with markers to fill')
+    args = parser.parse_args(argv)
+    tables = make_tables(args.results)
+    for name, (content, missing) in tables.items():
+        print(f'## {name}\n\n{content}\n')
+        print(f'Missing: {", ".join(missing)}.\n' if missing else 'Complete.\n')
+    if args.update:
+        text, absent = update(args.update.read_text(encoding='utf-8'), tables)
+        args.update.write_text(text, encoding='utf-8')
+        if absent:
+            print(f'{args.update} has no markers for: {", ".join(absent)}')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

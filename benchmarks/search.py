@@ -1,0 +1,208 @@
+"""Searches hyper-parameters on the dev set, with the same budget for every system.
+
+    python benchmarks/search.py --dataset cora --model gcn --trials 50
+    python benchmarks/search.py --dataset cora --model idgl --trials 50
+
+The first trial is the published setting, the others are drawn from configs/search.yaml.
+Each training run is logged to benchmarks/results/search/ and never repeated; the test
+labels are hidden from it. The setting with the best mean dev score (then the lowest
+mean dev loss) is written to configs/tuned.yaml, where `--settings tuned` finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import common
+import yaml
+from common import CONFIGS, DATASETS, RESULTS, percent, read_yaml, table, write_text
+from systems import System, load_settings, run
+
+
+def search_space(base: str, dataset: str) -> dict[str, list]:
+    """The values to try of each setting."""
+    spaces = read_yaml(CONFIGS / 'search.yaml')
+    if base not in spaces:
+        raise ValueError(f'Expected one of {", ".join(spaces)} (got {base!r})')
+    space = {**spaces[base]['default'], **(spaces[base].get(dataset) or {})}
+    return {key: values for key, values in space.items() if values}
+
+
+def draw_trials(space: dict[str, list], trials: int, seed: int = 0) -> list[dict]:
+    r"""Distinct settings, the same for the same arguments; a larger number of trials
+    begins with those of a smaller one.
+
+    The empty first trial stands for the published setting. A space that has no more
+    than the wanted trials is tried completely.
+    """
+    rng = random.Random(seed)
+    size = math.prod(len(values) for values in space.values())
+    chosen: list[dict] = [{}]
+    seen = set()
+    while len(chosen) < min(trials, size + 1):
+        trial = {key: rng.choice(values) for key, values in sorted(space.items())}
+        if (key := json.dumps(trial)) not in seen:
+            seen.add(key)
+            chosen.append(trial)
+    return chosen
+
+
+def read_log(file: Path) -> list[dict[str, Any]]:
+    """Reads finished runs; a line cut off by an interruption does not count."""
+    records = []
+    for line in file.read_text(encoding='utf-8').splitlines() if file.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def append_log(file: Path, record: dict[str, Any]) -> None:
+    """Adds one line, on a line of its own even after a cut-off one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    cut_off = file.exists() and not file.read_bytes().endswith(b'\n')
+    with file.open('a', encoding='utf-8') as stream:
+        stream.write('\n' * cut_off + json.dumps(record) + '\n')
+
+
+def rank(log: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
+    """Trials with all seeds finished, the best first."""
+    by_trial: dict[str, list[dict]] = {}
+    for record in log:
+        key = json.dumps(record['params'], sort_keys=True)
+        if record['seed'] < seeds:
+            by_trial.setdefault(key, []).append(record)
+    ranked = []
+    for records in by_trial.values():
+        if len({r['seed'] for r in records}) == seeds:
+            losses = [r['dev_loss'] for r in records]
+            ranked.append(
+                {
+                    'params': records[0]['params'],
+                    'dev': [r['dev'] for r in records],
+                    'dev_loss': common.mean_std(losses)[0],
+                }
+            )
+    # Means in double precision may differ by rounding only: that is a tie.
+    return sorted(
+        ranked, key=lambda t: (-round(common.mean_std(t['dev'])[0], 9), t['dev_loss'])
+    )
+
+
+def write_winner(base: str, dataset: str, params: dict[str, Any], file: Path) -> None:
+    """Puts the best setting into the file of tuned ones; its comment stays."""
+    text = file.read_text(encoding='utf-8') if file.exists() else ''
+    comment = ''.join(
+        line for line in text.splitlines(keepends=True) if line.startswith('#')
+    )
+    content = yaml.safe_load(text) or {}
+    content.setdefault(base, {})[dataset] = params
+    write_text(file, comment + yaml.safe_dump(content, sort_keys=True))
+
+
+def search(
+    base: str,
+    dataset: str,
+    root: str,
+    trials: int,
+    seeds: int,
+    *,
+    seed: int = 0,
+    device='cpu',
+    progress: bool = True,
+    folder: Path = RESULTS,
+) -> list[dict[str, Any]]:
+    """Runs what is missing of a search; returns the trials, the best first."""
+    system = System.parse(base)
+    if system.settings != 'paper' or system.ablation:
+        raise ValueError(f"Expected a system without suffixes (got '{base}')")
+    published = load_settings(system, dataset)
+    file = folder / 'search' / f'{dataset}_{base}.jsonl'
+    drawn = draw_trials(search_space(base, dataset), trials, seed)
+    done = {
+        (json.dumps(r['params'], sort_keys=True), r['seed']) for r in read_log(file)
+    }
+    for number, params in enumerate(drawn):
+        for run_seed in range(seeds):
+            if (json.dumps(params, sort_keys=True), run_seed) in done:
+                continue
+            try:
+                record = run(
+                    system,
+                    dataset,
+                    run_seed,
+                    root,
+                    settings={**published, **params},
+                    device=device,
+                    progress=progress,
+                    hide_test=True,
+                )
+            except FloatingPointError as error:
+                # A diverged run is a bad trial, not the end of the search.
+                record = {'dev': 0.0, 'dev_loss': 1e9, 'epochs': 0, 'seconds': 0.0}
+                print(f'trial {number}: {error}', file=sys.stderr)
+            kept = ('dev', 'dev_loss', 'epochs', 'best_epoch', 'seconds')
+            line = {'trial': number, 'seed': run_seed, 'params': params}
+            line |= {key: record[key] for key in kept if key in record}
+            append_log(file, line)
+            print(
+                f'trial {number} seed {run_seed}: dev {100 * line["dev"]:.1f}, '
+                f'loss {line["dev_loss"]:.4f} {params or "(published)"}',
+                flush=True,
+            )
+    wanted = {json.dumps(params, sort_keys=True) for params in drawn}
+    log = [
+        record
+        for record in read_log(file)
+        if json.dumps(record['params'], sort_keys=True) in wanted
+    ]
+    return rank(log, seeds)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--dataset', choices=DATASETS, required=True)
+    parser.add_argument('--model', required=True)
+    parser.add_argument('--trials', type=int, default=50, help='the budget')
+    parser.add_argument('--seeds', type=int, default=3, help='runs of each trial')
+    parser.add_argument('--seed', type=int, default=0, help='of the trials drawn')
+    parser.add_argument('--root', default='data', help='writable folder of the data')
+    parser.add_argument('--source', help='read-only folder to fill ROOT from')
+    parser.add_argument('--device', help='default: the GPU if there is one')
+    parser.add_argument('--results', type=Path, default=RESULTS, help='of the log')
+    parser.add_argument('--tuned', type=Path, default=CONFIGS / 'tuned.yaml')
+    parser.add_argument('--quiet', action='store_true', help='no progress bars')
+    args = parser.parse_args(argv)
+    if args.source:
+        from torch_geometric_idgl.datasets import stage_data
+
+        stage_data(args.source, args.root)
+    ranked = search(
+        args.model,
+        args.dataset,
+        args.root,
+        args.trials,
+        args.seeds,
+        seed=args.seed,
+        device=args.device or common.default_device(),
+        progress=not args.quiet,
+        folder=args.results,
+    )
+    rows = [
+        [percent(t['dev']), f'{t["dev_loss"]:.4f}', str(t['params'] or '(published)')]
+        for t in ranked[:10]
+    ]
+    print('\n' + table(['dev (%)', 'dev loss', 'settings'], rows))
+    write_winner(args.model, args.dataset, ranked[0]['params'], args.tuned)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,527 @@
+r"""Time and memory of one epoch: against the literal algorithm, GCN, and size.
+
+An epoch is a training step (forward, backward, Adam) and an evaluation of the dev loss,
+with all ten refinements. Times are medians of interleaved repeats in one process;
+memory is the peak of a fresh process for each case.
+
+    python benchmarks/speed.py                      # everything
+    python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+from torch_geometric.utils import coalesce, to_undirected
+
+from torch_geometric_idgl import IDGL, IDGLAnch
+from torch_geometric_idgl.datasets import load, stage_data
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / 'tests'))
+
+from common import RESULTS, machine, versions, write_json  # noqa: E402
+from reference import idgl_reference  # noqa: E402
+
+# Shapes and shares of non-zero features, for data of the same size where the real files
+# are absent.
+SHAPES = {
+    'cora': (2708, 5278, 1433, 7, 0.0127),
+    'citeseer': (3327, 4552, 3703, 6, 0.0085),
+    'pubmed': (19717, 44324, 500, 3, 0.1002),
+}
+SETTINGS: dict[tuple[str, str], dict] = {
+    ('cora', 'idgl'): {},
+    ('cora', 'idgl-anch'): {'num_anchors': 1000},
+    ('citeseer', 'idgl'): {
+        'initial_weight': 0.6,
+        'update_weight': 0.5,
+        'smoothness': 0.4,
+        'sparsity': 0.2,
+        'epsilon': 0.3,
+        'heads': 1,
+    },
+    ('digits', 'idgl'): {
+        'initial_weight': 0.4,
+        'smoothness': 0.4,
+        'connectivity': 0.1,
+        'epsilon': 0.65,
+        'heads': 8,
+        'k': 24,
+    },
+    ('pubmed', 'idgl-anch'): {
+        'initial_weight': 0.7,
+        'update_weight': 0.3,
+        'smoothness': 0.0,
+        'connectivity': 0.03,
+        'sparsity': 0.0,
+        'epsilon': 0.1,
+        'heads': 6,
+        'num_anchors': 700,
+    },
+    ('pubmed', 'idgl'): {
+        'initial_weight': 0.7,
+        'update_weight': 0.3,
+        'smoothness': 0.0,
+        'connectivity': 0.03,
+        'heads': 6,
+    },
+    # Thresholded graphs of all pairs at that size, which the paper could not run.
+    ('pubmed', 'idgl-tiled'): {
+        'initial_weight': 0.7,
+        'update_weight': 0.3,
+        'smoothness': 0.0,
+        'connectivity': 0.03,
+        'epsilon': 0.1,
+        'heads': 1,
+    },
+}
+TARGETS = {
+    ('cora', 'idgl'): (150, 5),
+    ('cora', 'idgl-anch'): (40, None),
+    ('citeseer', 'idgl'): (30, 5),
+    ('digits', 'idgl'): (8, None),
+    ('pubmed', 'idgl-anch'): (15, None),
+}
+SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+REFINEMENTS = 10
+
+
+# Data -------------------------------------------------------------------------------
+
+
+def get_data(name: str, root: str) -> Data:
+    """Real data, or data of the same shape (`data.synthetic` says which)."""
+    try:
+        data = load(name, root)
+        data.synthetic = False
+        return data
+    except FileNotFoundError:
+        n, m, d, classes, share = SHAPES[name]
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.rand(n, d, generator=generator) < share).float()
+    x = x / x.sum(1, keepdim=True).clamp(min=1.0)
+    edge_index = torch.randint(n, (2, m), generator=generator)
+    y = torch.randint(classes, (n,), generator=generator)
+    return masked(Data(x=x, edge_index=to_undirected(edge_index), y=y, synthetic=True))
+
+
+def masked(data: Data) -> Data:
+    """The first tenth for training, the next for evaluation."""
+    index = torch.arange(data.num_nodes) * 10 // max(data.num_nodes, 1)
+    data.train_mask, data.val_mask = index == 0, index == 1
+    return data
+
+
+def made_up(n: int, edges: int, nonnegative: bool, classes: int = 40) -> Data:
+    """Features around class centres, so that some pairs are similar, most are not."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(classes, (n,), generator=generator)
+    x = torch.randn(classes, 128, generator=generator)[y]
+    x += 0.3 * torch.randn(n, 128, generator=generator)
+    x = x.relu_() if nonnegative else x
+    edge_index = torch.randint(n, (2, edges), generator=generator)
+    edge_index = coalesce(torch.cat([edge_index, edge_index.flip(0)], dim=1))
+    return masked(Data(x=x, edge_index=edge_index, y=y))
+
+
+# Systems: each gives a function that runs one epoch -----------------------------------
+
+
+def epoch_of(
+    forward: Callable[[Tensor], Tensor], parameters: list[Tensor], module, data: Data
+) -> Callable[[], None]:
+    """A training step and an evaluation; `forward` gives the loss on a mask."""
+    optimizer = torch.optim.Adam(parameters, lr=0.01, weight_decay=5e-4)
+
+    def epoch() -> None:
+        if module is not None:
+            module.train()
+        optimizer.zero_grad()
+        forward(data.train_mask).backward()
+        optimizer.step()
+        if module is not None:
+            module.eval()
+        with torch.no_grad():
+            forward(data.val_mask)
+
+    return epoch
+
+
+def make_model(name: str, system: str, data: Data, **changes) -> IDGL:
+    """IDGL or IDGL-Anch with the paper's settings and a fixed number of refinements."""
+    cls = IDGLAnch if system == 'idgl-anch' else IDGL
+    # A tolerance that is never met: the stopping criterion is computed all the same.
+    settings = {'dropout': 0.5, 'tol': 1e-30, 'max_iters': REFINEMENTS, 'cached': True}
+    settings |= SETTINGS.get((name, system), {}) | changes
+    channels = (data.num_features, 16, 2, int(data.y.max()) + 1)
+    return cls(*channels, **settings)
+
+
+def graph_of(name: str, data: Data) -> Tensor | None:
+    return None if name == 'digits' else data.edge_index
+
+
+def idgl_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
+    """This package."""
+    model = make_model(name, system, data)
+    graph = graph_of(name, data)
+
+    def forward(mask: Tensor) -> Tensor:
+        _, trace = model(data.x, graph, return_trace=True)
+        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+
+    return epoch_of(forward, list(model.parameters()), model, data)
+
+
+def reference_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
+    """The literal algorithm with dense matrices, heads stacked."""
+    model = make_model(name, system, data, max_iters=0)
+    with torch.no_grad():
+        _, trace = model.eval()(data.x, graph_of(name, data), return_trace=True)
+    initial = trace.initial.to_dense(max_entries=1 << 30)
+    weights = [conv.lin.weight.t().detach().clone() for conv in model.backbone.convs]
+    heads = [
+        learner.metric.weight.detach().clone()
+        for learner in (model.feature_learner, model.embedding_learner)
+    ]
+    parameters = [tensor.requires_grad_() for tensor in [*weights, *heads]]
+
+    def forward(mask: Tensor) -> Tensor:
+        anchors = None
+        if system == 'idgl-anch':
+            anchors = torch.randperm(data.num_nodes)[: model.num_anchors]
+        run = idgl_reference(
+            data.x,
+            initial,
+            weights,
+            *heads,
+            lam=model.initial_weight,
+            eta=model.update_weight,
+            eps=model.feature_learner.epsilon,
+            alpha=model.smoothness,
+            beta=model.connectivity,
+            gamma=model.sparsity,
+            T=REFINEMENTS,
+            anchors=anchors,
+            fixed_iters=True,
+            recover=False,
+        )
+        return run.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+
+    return epoch_of(forward, parameters, None, data)
+
+
+def gcn_epoch(data: Data, **settings) -> Callable[[], None]:
+    """PyG's GCN on the same data (without a graph: on the cosine kNN graph)."""
+    settings = {'hidden_channels': 16, 'num_layers': 2, 'cached': True} | settings
+    model = GCN(
+        data.num_features, out_channels=int(data.y.max()) + 1, dropout=0.5, **settings
+    )
+    graph = data.edge_index
+    if graph is None:
+        from torch_geometric_idgl.ops import knn_graph
+
+        graph = knn_graph(data.x, 24)
+
+    def forward(mask: Tensor) -> Tensor:
+        return F.cross_entropy(model(data.x, graph)[mask], data.y[mask])
+
+    return epoch_of(forward, list(model.parameters()), model, data)
+
+
+ARXIV = {
+    'epsilon': 0.9,
+    'heads': 1,
+    'max_iters': 2,
+    'tol': 1e-30,
+    'num_anchors': 300,
+    'sparsity': 0.0,
+    'dropout': 0.3,
+    'norm': 'batch_norm',
+    'cached': True,
+}
+
+
+def large_epoch(case: dict) -> Callable[[], None]:
+    """IDGL or IDGL-Anch on made-up data of a given size."""
+    kind, n = case['kind'], case['n']
+    if kind.startswith('arxiv'):
+        data = made_up(n, case['edges'], nonnegative=False)
+        if kind == 'arxiv-gcn':
+            layers = {'hidden_channels': 256, 'num_layers': 3, 'norm': 'batch_norm'}
+            return gcn_epoch(data, **layers)
+        model: IDGL = IDGLAnch(128, 256, 3, 40, **ARXIV)
+    elif kind == 'anchor':
+        data = made_up(n, case['edges'], nonnegative=False)
+        model = IDGLAnch(128, 16, 2, 40, **{**ARXIV, 'norm': None})
+    else:
+        data = made_up(n, case['edges'], nonnegative=True)
+        extra = {'epsilon': 0.6, 'backend': 'tiled'} if kind == 'tiled' else {}
+        model = IDGL(128, 16, 2, 40, tol=1e-30, max_iters=2, cached=True, **extra)
+
+    def forward(mask: Tensor) -> Tensor:
+        _, trace = model(data.x, data.edge_index, return_trace=True)
+        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+
+    return epoch_of(forward, list(model.parameters()), model, data)
+
+
+# Measuring ----------------------------------------------------------------------------
+
+
+def timed(
+    epochs: dict[str, Callable[[], None]], repeats: int
+) -> dict[str, list[float]]:
+    """Interleaved repeats, after one epoch each to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in epochs}
+    for name, epoch in epochs.items():
+        if name != 'reference':  # nothing to cache, and minutes long
+            epoch()
+    for _ in range(repeats):
+        for name, epoch in epochs.items():
+            # Several epochs of what is fast for each one of what is slow.
+            count = 1 if name == 'reference' else 5
+            for _ in range(count):
+                start = time.perf_counter()
+                epoch()
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def run_case(case: dict) -> dict:
+    """One case in this process."""
+    torch.manual_seed(0)
+    if case['job'] == 'time':
+        name, system = case['data'], case['system']
+        data = get_data(name, case['root'])
+        epochs = {
+            'idgl': idgl_epoch(name, system, data),
+            'gcn': gcn_epoch(data),
+        }
+        if case['reference']:
+            epochs['reference'] = reference_epoch(name, system, data)
+        seconds = timed(epochs, case['repeats'])
+        return {'seconds': seconds, 'synthetic': bool(data.synthetic)}
+    before = peak_memory()
+    if case['job'] == 'memory':
+        data = get_data(case['data'], case['root'])
+        make = reference_epoch if case['reference'] else idgl_epoch
+        epoch = make(case['data'], case['system'].replace('-tiled', ''), data)
+        if case['system'] == 'idgl-tiled':
+            epoch = idgl_epoch_of_tiled(case['data'], data)
+    else:
+        epoch = large_epoch(case)
+    seconds = []
+    for _ in range(case.get('repeats', 1)):
+        start = time.perf_counter()
+        epoch()
+        seconds.append(time.perf_counter() - start)
+    return {'seconds': seconds, 'peak_mb': peak_memory(), 'start_mb': before}
+
+
+def idgl_epoch_of_tiled(name: str, data: Data) -> Callable[[], None]:
+    """IDGL with a threshold on all pairs, two refinements."""
+    model = make_model(name, 'idgl-tiled', data, max_iters=2)
+
+    def forward(mask: Tensor) -> Tensor:
+        _, trace = model(data.x, data.edge_index, return_trace=True)
+        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+
+    return epoch_of(forward, list(model.parameters()), model, data)
+
+
+def peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fresh(case: dict) -> dict:
+    """One case in a fresh process."""
+    command = [sys.executable, __file__, '--case', json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f'{case} failed:\n{done.stderr}')
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+# Tables -------------------------------------------------------------------------------
+
+
+def compare(args: argparse.Namespace, with_reference: bool) -> list[dict]:
+    """Epochs on real data against GCN and, if asked, the literal algorithm."""
+    rows = []
+    for name, system in SETTINGS:
+        if system == 'idgl-tiled':
+            continue
+        reference = with_reference and (name, system) in TARGETS
+        case = {'data': name, 'system': system, 'root': str(args.root)}
+        case |= {'repeats': args.repeats, 'reference': reference}
+        result = fresh({'job': 'time', **case})
+        seconds = {key: median(value) for key, value in result['seconds'].items()}
+        memory = fresh({'job': 'memory', **case, 'reference': False, 'repeats': 1})
+        row = {
+            'data': name,
+            'system': system,
+            'synthetic': result['synthetic'],
+            'seconds': seconds,
+            'all_seconds': result['seconds'],
+            'gcn_epochs': seconds['idgl'] / seconds['gcn'],
+            'peak_mb': memory['peak_mb'],
+        }
+        if reference:
+            slow = fresh({'job': 'memory', **case, 'repeats': 1})
+            row['reference_peak_mb'] = slow['peak_mb']
+            row['speedup'] = seconds['reference'] / seconds['idgl']
+            row['memory_ratio'] = slow['peak_mb'] / memory['peak_mb']
+            row['targets'] = TARGETS[name, system]
+        rows.append(row)
+        print(describe(row), flush=True)
+    case = {'data': 'pubmed', 'system': 'idgl-tiled', 'root': str(args.root)}
+    tiled = fresh({'job': 'memory', **case, 'reference': False, 'repeats': 1})
+    rows.append({'data': 'pubmed', 'system': 'idgl-tiled', **tiled})
+    print(
+        f'pubmed idgl, threshold on all pairs: {tiled["seconds"][0]:.1f} s, '
+        f'{tiled["peak_mb"]:.0f} MB (target: under 3000)'
+    )
+    return rows
+
+
+def describe(row: dict) -> str:
+    seconds = row['seconds']
+    made = ' (made-up data)' if row['synthetic'] else ''
+    text = f'{row["data"]:9}{row["system"]:10}{seconds["idgl"] * 1e3:8.0f} ms'
+    text += f' = {row["gcn_epochs"]:.1f} GCN epochs, {row["peak_mb"]:.0f} MB{made}'
+    if 'speedup' in row:
+        speed, memory = row['targets']
+        text += f'; {row["speedup"]:.0f}x the literal algorithm (target {speed}x), '
+        text += f'{row["memory_ratio"]:.1f}x less memory'
+        text += f' (target {memory}x)' if memory else ''
+    return text
+
+
+def scaling(args: argparse.Namespace) -> list[dict]:
+    """Time and memory against the number of nodes, with fitted exponents."""
+    rows = []
+    for kind in ('low-rank', 'anchor', 'tiled'):
+        sizes = [n for n in args.sizes if kind != 'tiled' or n <= 30_000]
+        found = []
+        for n in sizes:
+            case = {'job': 'large', 'kind': kind, 'n': n, 'edges': 7 * n, 'repeats': 3}
+            result = fresh(case)
+            seconds, memory = median(result['seconds']), result['peak_mb']
+            used = memory - result['start_mb']
+            found.append(
+                {'n': n, 'seconds': seconds, 'peak_mb': memory, 'used_mb': used}
+            )
+            print(
+                f'{kind:9} {n:9,} nodes {seconds:8.2f} s {memory:8.0f} MB', flush=True
+            )
+        row = {'kind': kind, 'points': found}
+        if len(found) > 1:
+            row['time_exponent'] = exponent(found, 'seconds')
+            row['memory_exponent'] = exponent(found, 'used_mb')
+            print(
+                f'{kind:9} time ~ n^{row["time_exponent"]:.2f}, '
+                f'memory ~ n^{row["memory_exponent"]:.2f}'
+            )
+        rows.append(row)
+    return rows
+
+
+def exponent(points: list[dict], key: str) -> float:
+    """The slope of a least-squares line in log-log coordinates."""
+    xs = [math.log(point['n']) for point in points]
+    ys = [math.log(max(point[key], 1e-9)) for point in points]
+    mx, my = statistics.fmean(xs), statistics.fmean(ys)
+    top = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True))
+    return top / sum((x - mx) ** 2 for x in xs)
+
+
+def arxiv(args: argparse.Namespace) -> dict:
+    """At the size of ogbn-arxiv: an epoch of IDGL-Anch over one of GCN."""
+    case = {'job': 'large', 'n': args.arxiv_nodes, 'edges': args.arxiv_edges}
+    case['repeats'] = 2
+    ours = fresh({**case, 'kind': 'arxiv-idgl'})
+    gcn = fresh({**case, 'kind': 'arxiv-gcn'})
+    ratio = min(ours['seconds']) / min(gcn['seconds'])
+    print(
+        f'arxiv size: {min(ours["seconds"]):.1f} s against {min(gcn["seconds"]):.1f} s '
+        f'of GCN = {ratio:.2f} (target 1.0), {ours["peak_mb"]:.0f} MB (target 8000)'
+    )
+    return {'idgl_anch': ours, 'gcn': gcn, 'ratio': ratio}
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """Time and memory against n, log-log."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
+    for axis, key, label in zip(
+        axes, ('seconds', 'peak_mb'), ('seconds an epoch', 'peak MB'), strict=True
+    ):
+        for row in rows:
+            xs = [point['n'] for point in row['points']]
+            axis.loglog(xs, [p[key] for p in row['points']], 'o-', label=row['kind'])
+        axis.set_xlabel('nodes')
+        axis.set_ylabel(label)
+        axis.grid(True, which='both', alpha=0.3)
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--root', default='data', help='writable folder of the data')
+    parser.add_argument('--source', help='read-only folder to fill ROOT from')
+    parser.add_argument('--repeats', type=int, default=3)
+    parser.add_argument('--only', choices=['reference', 'gcn', 'scaling', 'arxiv'])
+    parser.add_argument('--sizes', type=int, nargs='+', default=list(SIZES))
+    parser.add_argument('--arxiv-nodes', type=int, default=169_343)
+    parser.add_argument('--arxiv-edges', type=int, default=1_166_243)
+    parser.add_argument('--out', type=Path, default=RESULTS / 'speed.json')
+    parser.add_argument('--case', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(run_case(json.loads(args.case))))
+        return
+    if args.source:
+        stage_data(args.source, args.root)
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}
+    command = 'python benchmarks/speed.py'
+    result |= {'command': command, 'versions': versions(), 'machine': machine()}
+    if args.only in (None, 'reference', 'gcn'):
+        result['epochs'] = compare(args, with_reference=args.only != 'gcn')
+        write_json(args.out, result)
+    if args.only in (None, 'scaling'):
+        result['scaling'] = scaling(args)
+        write_json(args.out, result)
+        plot(result['scaling'], args.out.with_suffix('.png'))
+    if args.only in (None, 'arxiv'):
+        result['arxiv'] = arxiv(args)
+        write_json(args.out, result)
+
+
+if __name__ == '__main__':
+    main()

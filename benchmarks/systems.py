@@ -1,0 +1,257 @@
+"""The systems of the comparison: which data they run on, their settings, one run.
+
+A name is a system, perhaps an ablation of it, and perhaps the word `tuned` for settings
+found by `search.py`: `idgl`, `idgl-anch-noreg`, `gcn-tuned`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
+from common import CONFIGS, DATASETS, GRAPHS, TABLES, read_yaml
+from torch_geometric import seed_everything
+from torch_geometric.data import Data
+
+PLANETOID = ('cora', 'citeseer', 'pubmed')
+
+# Which data a system runs on. LDS holds a probability for each of the n² pairs, and
+# IDGL (without anchors) considers them all.
+SUPPORTED = {
+    'gcn': GRAPHS,
+    'gat': PLANETOID,
+    'graphsage': GRAPHS,
+    'appnp': PLANETOID,
+    'hgcn': PLANETOID,
+    'gcn-gdc': PLANETOID,
+    'lds': ('cora', 'citeseer', *TABLES),
+    'logreg': TABLES,
+    'rbf-svm': TABLES,
+    'gcn-knn': TABLES,
+    'gat-knn': TABLES,
+    'graphsage-knn': TABLES,
+    'idgl': (*PLANETOID, *TABLES),
+    'idgl-anch': DATASETS,
+}
+TITLES = {
+    'gcn': 'GCN',
+    'gat': 'GAT',
+    'graphsage': 'GraphSAGE',
+    'appnp': 'APPNP',
+    'hgcn': 'H-GCN',
+    'gcn-gdc': 'GCN+GDC',
+    'lds': 'LDS',
+    'logreg': 'Logistic regression',
+    'rbf-svm': 'RBF SVM',
+    'gcn-knn': 'GCN-kNN',
+    'gat-knn': 'GAT-kNN',
+    'graphsage-knn': 'GraphSAGE-kNN',
+    'idgl': 'IDGL',
+    'idgl-anch': 'IDGL-Anch',
+}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    'noreg': {'smoothness': 0.0, 'connectivity': 0.0, 'sparsity': 0.0},
+    'noil': {'max_iters': 0},
+}
+ABLATION_TITLES = {'noreg': 'w/o graph reg.', 'noil': 'w/o IL'}
+
+# Arguments of `fit`; all other settings are the model's, or the data's (below).
+FIT = ('lr', 'weight_decay', 'max_epochs', 'patience', 'first_phase', 'monitor')
+
+
+@dataclass(frozen=True)
+class System:
+    """A system by its parts; :obj:`str(system)` is its name."""
+
+    base: str
+    ablation: str | None = None
+    settings: str = 'paper'
+
+    def __str__(self) -> str:
+        suffix = '' if self.settings == 'paper' else Path(self.settings).stem
+        return '-'.join(filter(None, (self.base, self.ablation, suffix)))
+
+    @property
+    def title(self) -> str:
+        """How a table names it."""
+        ablation = ABLATION_TITLES[self.ablation] if self.ablation else ''
+        suffix = '' if self.settings == 'paper' else f'({Path(self.settings).stem})'
+        return ' '.join(filter(None, (TITLES[self.base], ablation, suffix)))
+
+    @classmethod
+    def parse(cls, name: str, settings: str = 'paper') -> System:
+        """Reads a name; :obj:`settings` is `paper`, `tuned` or a YAML file."""
+        base, ablation = name, None
+        if base.endswith('-tuned'):
+            base, settings = base.removesuffix('-tuned'), 'tuned'
+        for key in ABLATIONS:
+            if base.endswith(f'-{key}'):
+                base, ablation = base.removesuffix(f'-{key}'), key
+        if base not in SUPPORTED or (ablation and not base.startswith('idgl')):
+            raise ValueError(
+                f'Expected one of {", ".join(SUPPORTED)}, for IDGL also with '
+                f"'-noreg' or '-noil', for all also with '-tuned' (got '{name}')"
+            )
+        return cls(base, ablation, settings)
+
+
+def check_supported(system: System, dataset: str) -> None:
+    """Raises an error that says what runs on what."""
+    if dataset not in DATASETS:
+        raise ValueError(f'Expected one of {", ".join(DATASETS)} (got {dataset!r})')
+    if dataset not in SUPPORTED[system.base]:
+        others = [name for name, data in SUPPORTED.items() if dataset in data]
+        raise ValueError(
+            f"Expected one of {', '.join(SUPPORTED[system.base])} for '{system.base}' "
+            f"(got '{dataset}', which {', '.join(others)} run on)"
+        )
+
+
+def load_settings(system: System, dataset: str) -> dict[str, Any]:
+    r"""The hyper-parameters of a pair, all in one dictionary.
+
+    Published settings are the defaults of the system and what the data set changes;
+    tuned ones change these again, and so does an ablation.
+    """
+    check_supported(system, dataset)
+    file = 'paper' if system.base.startswith('idgl') else 'baselines'
+    published = read_yaml(CONFIGS / f'{file}.yaml')[system.base]
+    settings = {**published['default'], **(published.get(dataset) or {})}
+    if system.settings != 'paper':
+        tuned = system.settings == 'tuned'
+        path = CONFIGS / 'tuned.yaml' if tuned else Path(system.settings)
+        changed = (read_yaml(path).get(system.base) or {}).get(dataset)
+        if changed is None:
+            raise ValueError(
+                f"Expected settings of '{system.base}' for '{dataset}' in {path.name} "
+                f'(got none; `python benchmarks/search.py --dataset {dataset} --model '
+                f'{system.base}` finds some)'
+            )
+        settings.update(changed)
+    if system.ablation:
+        settings.update(ABLATIONS[system.ablation])
+    return settings
+
+
+def load_data(
+    base: str, dataset: str, settings: dict[str, Any], root: str, seed: int
+) -> Data:
+    """Loads the data of a run and makes the graph that the system starts from."""
+    from torch_geometric_idgl.datasets import load
+    from torch_geometric_idgl.transforms import CosineKNNGraph
+
+    # IDGL finds sparse features by itself, and scikit-learn's data is dense.
+    sparse_x = dataset in PLANETOID and not base.startswith('idgl')
+    data = load(dataset, root, seed=seed, sparse_x=sparse_x)
+    if dataset in TABLES and (base == 'lds' or base.endswith('-knn')):
+        data = CosineKNNGraph(k=settings['k'], force_undirected=True)(data)
+    if base == 'gcn-gdc':
+        data = _diffused(data, dataset, settings, root)
+    return data
+
+
+def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> Data:
+    # The exact diffusion takes minutes on Pubmed and is the same for each seed.
+    alpha, k = settings['alpha'], settings['k']
+    file = Path(root) / 'GDC' / f'{dataset}_ppr_{alpha:g}_top{k}.pt'
+    if file.exists():
+        data.edge_index = torch.load(file, weights_only=True)
+        return data
+    data = diffuse(data, alpha, k)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f'.{os.getpid()}.tmp')
+    torch.save(data.edge_index, temporary)
+    os.replace(temporary, file)
+    return data
+
+
+def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Module:
+    """Builds the network of a system that `fit` trains."""
+    from torch_geometric_idgl import IDGL, IDGLAnch
+
+    drop = {*FIT, 'alpha', 'k'} if base == 'gcn-gdc' else {*FIT}
+    drop |= {'k'} if base.endswith('-knn') else set()
+    kwargs = {key: value for key, value in settings.items() if key not in drop}
+    num_features, num_classes = data.num_features, int(data.y.max()) + 1
+    if base in ('idgl', 'idgl-anch'):
+        cls = IDGL if base == 'idgl' else IDGLAnch
+        # The graph is the same at each step, so its normalisation is made once.
+        return cls(num_features, out_channels=num_classes, cached=True, **kwargs)
+    if base == 'hgcn':
+        return HGCN(num_features, out_channels=num_classes, **kwargs)
+    return make_gnn(base, num_features, num_classes, **kwargs)
+
+
+def run(
+    system: System,
+    dataset: str,
+    seed: int,
+    root: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    device: torch.device | str = 'cpu',
+    progress: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+    hide_test: bool = False,
+) -> dict[str, Any]:
+    r"""Trains a system once; returns scores, epochs and seconds.
+
+    Args:
+        system (System): What to train.
+        dataset (str): The data to train it on.
+        seed (int): Of the weights, and of the split of data without a given one.
+        root (str): Where the data is.
+        settings (dict, optional): Hyper-parameters in place of the system's.
+        device (torch.device, optional): (default: :obj:`'cpu'`)
+        progress (bool, optional): Show progress bars. (default: :obj:`True`)
+        checkpoint (str, optional): Where a half-finished run is kept, to go on from.
+        hide_test (bool, optional): Make test labels unreadable, for a search on the
+            dev set. (default: :obj:`False`)
+    """
+    check_supported(system, dataset)
+    base = system.base
+    settings = load_settings(system, dataset) if settings is None else settings
+    seed_everything(seed)
+    data = load_data(base, dataset, settings, root, seed).to(device)
+    if hide_test:
+        data.y = data.y.where(data.train_mask | data.val_mask, -1)
+    if base in ('logreg', 'rbf-svm'):
+        record = fit_classical(base, data, seed=seed, **settings)
+    elif base == 'lds':
+        kwargs = {key: value for key, value in settings.items() if key != 'k'}
+        record = fit_lds(data, progress=progress, **kwargs)
+    else:
+        record = _fit(base, data, settings, progress, checkpoint, hide_test)
+    if hide_test:
+        record.pop('test')
+    return record
+
+
+def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any]:
+    from torch_geometric_idgl.training import fit
+
+    model = make_model(base, settings, data).to(data.x.device)
+    if hide_test:
+        del data.test_mask
+    record = fit(
+        model,
+        data,
+        progress=progress,
+        checkpoint=checkpoint,
+        **{key: settings[key] for key in FIT if key in settings},
+    )
+    return {
+        'train': record.train_score,
+        'dev': record.val_score,
+        'test': record.test_score,
+        'dev_loss': record.val_loss,
+        'epochs': record.epochs,
+        'best_epoch': record.best_epoch,
+        'seconds': record.seconds,
+        'iterations': record.iterations,
+        'parameters': sum(p.numel() for p in model.parameters()),
+    }

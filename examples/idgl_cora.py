@@ -1,0 +1,102 @@
+"""IDGL on Cora: the given graph is refined together with the classifier.
+
+Settings of the paper; its table reports 84.5 % over five seeds. The test accuracy
+printed is the one at the smallest loss on the validation nodes.
+
+    python examples/idgl_cora.py --root data
+"""
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+from torch_geometric import seed_everything
+from torch_geometric.logging import log
+
+from torch_geometric_idgl import IDGL
+from torch_geometric_idgl.datasets import load
+
+parser = argparse.ArgumentParser()
+parser.add_argument('--root', default='data', help='holds Planetoid/Cora/raw')
+parser.add_argument('--epochs', type=int, default=500)
+parser.add_argument('--patience', type=int, default=100)
+parser.add_argument('--lr', type=float, default=0.01)
+parser.add_argument('--seed', type=int, default=0)
+args = parser.parse_args()
+
+seed_everything(args.seed)
+device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+data = load('cora', args.root).to(device)
+
+model = IDGL(
+    data.num_features,
+    hidden_channels=16,
+    num_layers=2,
+    out_channels=int(data.y.max()) + 1,
+    dropout=0.5,
+    feature_dropout=0.5,
+    graph_dropout=0.5,
+    heads=4,
+    epsilon=0.0,
+    initial_weight=0.8,
+    update_weight=0.1,
+    smoothness=0.2,
+    connectivity=0.0,
+    sparsity=0.0,
+    tol=4e-5,
+    max_iters=10,
+    cached=True,  # One fixed graph: normalise it once.
+).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
+
+
+def loss_on(trace, mask):
+    # Algorithm 1: the loss of the first graph and the mean over its refinements.
+    return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+
+
+def train():
+    model.train()
+    optimizer.zero_grad()
+    _, trace = model(data.x, data.edge_index, return_trace=True)
+    loss = loss_on(trace, data.train_mask)
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+@torch.no_grad()
+def test():
+    model.eval()
+    out, trace = model(data.x, data.edge_index, return_trace=True)
+    correct = out.argmax(dim=-1) == data.y
+    accs = [
+        float(correct[mask].float().mean())
+        for mask in (data.train_mask, data.val_mask, data.test_mask)
+    ]
+    return float(loss_on(trace, data.val_mask)), accs, int(trace.num_iters)
+
+
+best_val_loss, best_epoch, best_test_acc = float('inf'), 0, 0.0
+times = []
+for epoch in range(1, args.epochs + 1):
+    start = time.time()
+    loss = train()
+    val_loss, (train_acc, val_acc, test_acc), num_iters = test()
+    if val_loss < best_val_loss:
+        best_val_loss, best_epoch, best_test_acc = val_loss, epoch, test_acc
+    log(
+        Epoch=epoch,
+        Loss=loss,
+        ValLoss=val_loss,
+        Train=train_acc,
+        Val=val_acc,
+        Test=best_test_acc,
+        Iterations=num_iters,
+    )
+    times.append(time.time() - start)
+    if epoch - best_epoch >= args.patience:
+        break
+print(f'Test accuracy: {best_test_acc:.4f} (epoch {best_epoch})')
+print(f'Median time per epoch: {torch.tensor(times).median():.4f}s')

@@ -1,0 +1,291 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
+from baselines.features import dropout
+from baselines.gnn import GNN, pagerank_top_k
+from baselines.hgcn import build_hierarchy, group_nodes
+from baselines.lds import InnerState, SampledGraph, gcn, hypergradient, inner_step
+from scipy import sparse
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+
+from torch_geometric_idgl.training import fit
+
+
+def two_communities(n=24, seed=0):
+    """Two groups of nodes that differ in features and hardly share an edge."""
+    gen = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    x = torch.randn(n, 6, generator=gen)
+    x[:, 0] += 2.0 * y
+    prob = torch.where(y[:, None] == y[None, :], 0.3, 0.02)
+    edge_index = (torch.rand(n, n, generator=gen) < prob).triu(1).nonzero().t()
+    edge_index = to_undirected(edge_index, num_nodes=n)
+    split = torch.arange(n) // 2 % 3
+    return Data(
+        x=x,
+        edge_index=edge_index,
+        y=y,
+        train_mask=split == 0,
+        val_mask=split == 1,
+        test_mask=split == 2,
+    )
+
+
+@pytest.mark.parametrize('sparse_x', [False, True])
+@pytest.mark.parametrize(
+    'system', ['gcn', 'gat', 'graphsage', 'appnp', 'gcn-gdc', 'gcn-knn', 'hgcn']
+)
+def test_baselines_learn(system, sparse_x):
+    torch.manual_seed(0)
+    data = two_communities()
+    if sparse_x:
+        data.x = data.x.relu().to_sparse_csr()
+    if system == 'hgcn':
+        model = HGCN(6, 8, 2, levels=2, dropout=0.0)
+    else:
+        model = make_gnn(system, 6, 2, hidden_channels=8, dropout=0.0)
+    if system == 'gcn-gdc':
+        data = diffuse(data, alpha=0.1, k=8)
+    assert model(data.x, data.edge_index).shape == (24, 2)
+
+    record = fit(model, data, max_epochs=30, progress=False, history=True)
+    losses = [values['train_loss'] for values in record.history]
+    assert losses[-1] < 0.7 * losses[0]
+    assert record.test_score > 0.5
+
+    before = model(data.x, data.edge_index)
+    model.reset_parameters()
+    assert not torch.allclose(model(data.x, data.edge_index), before)
+
+
+def test_gnn_wants_known_conv():
+    with pytest.raises(ValueError, match=r"Expected 'gcn'.*\(got 'gin'\)"):
+        GNN('gin', 6, 8, 2)
+
+
+def test_sage_projects_first_without_changing_values():
+    data = two_communities()
+    model = GNN('graphsage', 6, 4, 2, dropout=0.0).eval()
+    expected = model.convs[0](data.x, data.edge_index).relu()
+    expected = model.convs[1](expected, data.edge_index)
+    assert torch.allclose(model(data.x, data.edge_index), expected, atol=1e-6)
+
+
+def test_gnn_batch_norm_and_heads():
+    data = two_communities()
+    model = GNN('gcn', 6, 8, 2, num_layers=3, batch_norm=True)
+    assert len(model.norms) == 2
+    assert model(data.x, data.edge_index).shape == (24, 2)
+    model = GNN('gat', 6, 8, 2, heads=4, out_heads=3)
+    assert model(data.x, data.edge_index).shape == (24, 2)
+
+
+def test_diffuse_keeps_normalised_neighbourhoods():
+    data = diffuse(two_communities(), alpha=0.1, k=5)
+    adj = data.edge_index.to_dense()
+    assert torch.allclose(adj.sum(1), torch.ones(24), atol=1e-5)
+    assert int((adj > 0).sum()) <= 24 * 5
+
+
+def test_diffuse_in_blocks():
+    data = two_communities(60)
+    expected = diffuse(data.clone(), alpha=0.05, k=7).edge_index.to_dense()
+    actual = diffuse(data.clone(), alpha=0.05, k=7, max_dense=0).edge_index.to_dense()
+    assert torch.allclose(actual, expected, atol=1e-5)
+    index, weight = pagerank_top_k(data.edge_index, 60, 0.1, 5, block=60)
+    blocks = pagerank_top_k(data.edge_index, 60, 0.1, 5, block=17)
+    assert torch.equal(index, blocks[0]) and torch.allclose(weight, blocks[1])
+
+
+def test_dropout_of_sparse_features():
+    torch.manual_seed(0)
+    x = torch.eye(200).to_sparse_csr()
+    out = dropout(x, 0.5).to_dense()
+    assert 50 < int((out == 2.0).sum()) < 150
+    assert int((out != 0).sum()) == int((out == 2.0).sum())
+    assert dropout(x, 0.5, training=False) is x
+
+
+# H-GCN
+
+
+def adjacency(edges, n):
+    row, col = np.array(edges).T
+    adj = sparse.csr_matrix((np.ones(row.size), (row, col)), shape=(n, n))
+    return (adj + adj.T).tocsr()
+
+
+def test_group_nodes():
+    # 1 and 2 have the same neighbours {0, 3}; 0 and 3 have {1, 2}; 4-5 is an edge whose
+    # ends have different neighbours; 6 is isolated.
+    adj = adjacency([(0, 1), (0, 2), (3, 1), (3, 2), (4, 5)], 7)
+    group = group_nodes(adj, np.ones(7, dtype=int))
+    assert group[1] == group[2]
+    assert group[0] == group[3]
+    assert group[4] == group[5]
+    assert len({group[0], group[1], group[4], group[6]}) == 4
+    assert sorted(set(group)) == list(range(4))
+
+
+def test_group_nodes_prefers_similar_neighbours():
+    # Node 0 is tied to 1 (weight 5) and to 2 (weight 1).
+    adj = adjacency([(0, 1)] * 5 + [(0, 2), (2, 3), (1, 4), (2, 5), (4, 6)], 7)
+    group = group_nodes(adj, np.ones(7, dtype=int))
+    assert group[0] == group[1] != group[2]
+
+
+def test_group_nodes_respects_weights():
+    adj = adjacency([(0, 1)], 2)
+    assert len(set(group_nodes(adj, np.array([3, 3]), max_weight=5))) == 2
+    assert len(set(group_nodes(adj, np.array([3, 3]), max_weight=6))) == 1
+
+
+def test_hierarchy():
+    data = two_communities(40)
+    hierarchy = build_hierarchy(data.edge_index, 40, levels=3)
+    assert len(hierarchy) == 4
+    for fine, coarse in itertools.pairwise(hierarchy):
+        size = coarse.weight.size
+        # Every node is in exactly one hyper-node, and every hyper-node has one.
+        assert fine.group.shape == fine.weight.shape
+        assert sorted(set(fine.group)) == list(range(size))
+        assert size < fine.weight.size
+        # Neither nodes nor edges are lost or invented.
+        assert coarse.weight.sum() == 40
+        assert np.isclose(coarse.adj.sum(), fine.adj.sum())
+        assert (coarse.adj != coarse.adj.T).nnz == 0
+        i, j = 0, size - 1
+        block = fine.adj[fine.group == i][:, fine.group == j]
+        assert np.isclose(coarse.adj[i, j], block.sum())
+    assert hierarchy[-1].group is None
+
+
+def test_hgcn_sees_farther_than_its_layers():
+    # On a path, a GCN of as many layers on the finest graph does not connect the ends.
+    n = 16
+    path = torch.stack([torch.arange(n - 1), torch.arange(1, n)])
+    edge_index = to_undirected(path)
+    torch.manual_seed(0)
+    model = HGCN(3, 8, 2, levels=3, dropout=0.0).eval()
+    x = torch.rand(n, 3, requires_grad=True)
+    model(x, edge_index)[0].sum().backward()
+    assert x.grad.abs().sum(1).nonzero().max() > 2 * 3 + 1
+
+
+# LDS
+
+
+def test_sampled_graph():
+    torch.manual_seed(0)
+    theta = torch.rand(30, 30).triu(1)
+    theta[0, 1], theta[0, 2] = 1.0, 0.0
+    adj = torch.stack([SampledGraph.sample(theta).adj.to_dense() for _ in range(300)])
+    assert torch.equal(adj, adj.transpose(1, 2))
+    assert float(adj.diagonal(dim1=1, dim2=2).sum()) == 0.0
+    assert bool((adj[:, 0, 1] == 1).all()) and bool((adj[:, 0, 2] == 0).all())
+    # Standard error of a frequency of 300 draws is at most 0.029.
+    assert float((adj.mean(0).triu(1) - theta).abs().max()) < 0.15
+
+
+def test_lds_gcn_is_gcn():
+    data = two_communities()
+    conv = GNN('gcn', 6, 4, 2, dropout=0.0).eval().convs
+    params = [conv[0].lin.weight.t(), conv[0].bias, conv[1].lin.weight.t()]
+    params.append(conv[1].bias)
+    adj = torch.zeros(24, 24)
+    adj[data.edge_index[0], data.edge_index[1]] = 1.0
+    out = gcn(params, data.x, SampledGraph(adj.to_sparse_csr()))
+    expected = conv[1](conv[0](data.x, data.edge_index).relu(), data.edge_index)
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
+def test_inner_step_is_adam():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.double))
+    state = InnerState([weight.detach().clone().requires_grad_()])
+    target = torch.randn(3, 2, dtype=torch.double)
+    adam = torch.optim.Adam([weight], lr=0.1, eps=0.0)
+    for _ in range(4):
+        adam.zero_grad()
+        (weight - target).square().sum().backward()
+        adam.step()
+        loss = (state.params[0] - target).square().sum()
+        state = inner_step(state, loss, lr=0.1, eps=0.0)
+    assert torch.allclose(state.params[0], weight)
+
+
+@pytest.mark.parametrize('tau', [0, 1, 3])
+def test_hypergradient_against_finite_differences(tau):
+    torch.manual_seed(1)
+    n, double = 8, torch.double
+    x = torch.randn(n, 4, dtype=double)
+    y = torch.randint(3, (n,))
+    theta = torch.full((n, n), 0.4, dtype=double).triu(1)
+    mats = [SampledGraph.sample(theta).adj.to_dense() for _ in range(tau + 1)]
+    shapes = [(4, 5), (5,), (5, 3), (3,)]
+    start = [0.5 * torch.randn(shape, dtype=double) for shape in shapes]
+
+    def outer(mats):
+        graphs = [SampledGraph(mat.to_sparse_csr()) for mat in mats]
+        state = InnerState([p.clone().requires_grad_() for p in start])
+        for graph in graphs[:-1]:
+            loss = F.cross_entropy(gcn(state.params, x, graph)[:4], y[:4])
+            loss = loss + 0.01 * state.params[0].square().sum()
+            state = inner_step(state, loss, lr=0.05, eps=1e-4)
+        return F.cross_entropy(gcn(state.params, x, graphs[-1])[4:], y[4:]), graphs
+
+    grad = hypergradient(*outer(mats))
+    assert not grad.requires_grad
+    expected, step = torch.zeros(n, n, dtype=double), 1e-5
+    for i in range(n):
+        for j in range(i + 1, n):
+            # A probability stands for one edge, in all sampled graphs.
+            move = torch.zeros(n, n, dtype=double)
+            move[i, j] = move[j, i] = step
+            above, below = (outer([mat + s * move for mat in mats])[0] for s in (1, -1))
+            expected[i, j] = (above - below).detach() / (2 * step)
+    assert float(expected.abs().max()) > 1e-3
+    assert torch.allclose(grad, expected, atol=1e-7)
+
+
+def test_lds_moves_probabilities_to_fit_the_dev_set():
+    torch.manual_seed(0)
+    data = two_communities(n=36)
+    settings = {'max_windows': 6, 'max_restarts': 2, 'lr': 0.05, 'samples': 4}
+    record = fit_lds(data, outer_lr=1.0, dropout=0.2, progress=False, **settings)
+    assert record['test'] > 0.6
+    assert 0 <= record['dev'] <= 1
+    assert record['epochs'] == record['outer_steps'] * 5
+    pairs = data.edge_index.size(1) / 2
+    assert record['expected_edges'] != pytest.approx(pairs)
+
+    record = fit_lds(data, outer_lr=0.0, progress=False, **settings)
+    assert record['expected_edges'] == pytest.approx(pairs)
+
+
+# Without a graph
+
+
+@pytest.mark.parametrize('name', ['logreg', 'rbf-svm'])
+def test_classical(name):
+    data = two_communities(n=60)
+    kwargs = {'C': [0.01, 1.0]} | ({'gamma': [0.1]} if name == 'rbf-svm' else {})
+    record = fit_classical(name, data, **kwargs)
+    assert record['test'] > 0.6
+    assert record['chosen']['C'] in kwargs['C']
+    with pytest.raises(ValueError, match=r"'logreg' or 'rbf-svm' \(got 'tree'\)"):
+        fit_classical('tree', data, C=[1.0])
+
+
+def test_classical_chooses_on_dev():
+    # Test labels may say anything without changing the choice.
+    data = two_communities(n=60)
+    kwargs = {'C': [0.001, 0.1, 10.0], 'gamma': [0.01, 0.1, 1.0]}
+    chosen = fit_classical('rbf-svm', data, **kwargs)['chosen']
+    data.y[data.test_mask] = 1 - data.y[data.test_mask]
+    assert fit_classical('rbf-svm', data, **kwargs)['chosen'] == chosen

@@ -1,0 +1,330 @@
+import json
+import subprocess
+
+import common
+import node_classification
+import pytest
+import report
+import search
+import systems
+import training_time
+from common import read_json, read_yaml
+from node_classification import all_pairs, results_file, run_pair
+from report import accuracy_cell, make_tables, update
+from systems import System
+
+
+@pytest.fixture
+def config(tmp_path):
+    file = tmp_path / 'short.yaml'
+    file.write_text(
+        'gcn-knn: {wine: {max_epochs: 4}}\n'
+        'idgl: {wine: {max_epochs: 4, first_phase: 1}}\n'
+    )
+    return str(file)
+
+
+def record(**kwargs):
+    values = {'test': 0.8, 'dev': 0.7, 'epochs': 3, 'seconds': 1.0}
+    return {**values, 'dev_loss': 0.5, 'iterations': 2.0, **kwargs}
+
+
+# node_classification.py
+
+
+def test_node_classification(tmp_path, config, capsys):
+    argv = ['--dataset', 'wine', '--model', 'idgl', '--runs', '2', '--quiet']
+    argv += ['--root', str(tmp_path / 'data'), '--config', config]
+    argv += ['--results', str(tmp_path / 'results')]
+    assert node_classification.main(argv) == 0
+    out = capsys.readouterr().out
+    assert 'wine idgl-short seed 0: test ' in out
+    assert 'wine idgl-short seed 1: test ' in out
+    assert '| mean ± std' in out
+
+    system = System.parse('idgl', config)
+    content = read_json(results_file('wine', system, tmp_path / 'results'))
+    assert [run['seed'] for run in content['runs']] == [0, 1]
+    assert content['settings']['max_epochs'] == 4
+    for run in content['runs']:
+        assert 0.0 < run['test'] <= 1.0
+        assert run['epochs'] == 4
+        assert run['peak_memory_mb'] > 10
+        assert set(run['versions']) == {
+            *['python', 'torch', 'torch_geometric', 'torch_geometric_idgl']
+        }
+    # A result can be repeated from its file, which names no path of this machine.
+    assert content['command'] == (
+        'python benchmarks/node_classification.py --dataset wine --model idgl --runs 2 '
+        '--config short.yaml'
+    )
+    assert str(tmp_path) not in json.dumps(content)
+
+
+def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch):
+    seeds = []
+
+    def fake(system, dataset, seed, root, **kwargs):
+        if seed == 2 and 2 not in seeds:
+            seeds.append(seed)
+            raise KeyboardInterrupt
+        seeds.append(seed)
+        return record()
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    system = System('gcn-knn')
+    with pytest.raises(KeyboardInterrupt):
+        run_pair('wine', system, 3, 'data', folder=tmp_path)
+    file = results_file('wine', system, tmp_path)
+    assert [run['seed'] for run in read_json(file)['runs']] == [0, 1]
+    run_pair('wine', system, 4, 'data', folder=tmp_path)
+    assert seeds == [0, 1, 2, 2, 3]
+    assert [run['seed'] for run in read_json(file)['runs']] == [0, 1, 2, 3]
+    assert not list(tmp_path.rglob('*.tmp'))
+
+
+def test_other_settings_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_classification, 'run', lambda *a, **k: record())
+    run_pair('wine', System('gcn-knn'), 1, 'data', folder=tmp_path)
+    file = results_file('wine', System('gcn-knn'), tmp_path)
+    content = read_json(file)
+    content['settings']['lr'] = 7.0
+    common.write_json(file, content)
+    with pytest.raises(ValueError, match=r"\{'lr': \(7.0, 0.01\)\}"):
+        run_pair('wine', System('gcn-knn'), 2, 'data', folder=tmp_path)
+
+
+def test_unsupported_pair_is_explained(tmp_path, capsys):
+    argv = ['--dataset', 'wine', '--model', 'gcn', '--results', str(tmp_path)]
+    assert node_classification.main(argv) == 1
+    assert "for 'gcn' (got 'wine'" in capsys.readouterr().err
+
+
+def test_missing_data_is_explained(tmp_path, capsys):
+    argv = ['--dataset', 'cora', '--model', 'gcn', '--root', str(tmp_path)]
+    assert node_classification.main([*argv, '--results', str(tmp_path)]) == 1
+    assert 'ind.cora.allx' in capsys.readouterr().err
+    assert not list(tmp_path.rglob('*.json'))
+
+
+def test_all_pairs_are_supported():
+    pairs = [(dataset, str(system)) for dataset, system in all_pairs()]
+    assert len(pairs) == len(set(pairs))
+    assert ('cora', 'idgl') in pairs
+    assert ('digits', 'idgl-anch-noil') in pairs
+    assert ('wine', 'logreg') in pairs
+    for dataset, name in pairs:
+        systems.check_supported(System.parse(name), dataset)
+
+
+def test_all_runs_each_pair_in_its_own_process(tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def fake(command):
+        commands.append(command)
+        failed = 'ogbn-arxiv' in command
+        return subprocess.CompletedProcess(command, int(failed))
+
+    monkeypatch.setattr(node_classification.subprocess, 'run', fake)
+    argv = ['--all', '--runs', '2', '--root', str(tmp_path), '--quiet']
+    assert node_classification.main(argv) == 1
+    assert len(commands) == len(all_pairs())
+    for command in commands:
+        args = node_classification.parse_args(command[2:])
+        assert args.runs == 2 and args.root == str(tmp_path) and args.quiet
+        systems.check_supported(System.parse(args.model), args.dataset)
+    # The rest goes on where one fails.
+    assert 'Not finished (see above): ogbn-arxiv gcn' in capsys.readouterr().out
+
+
+def test_half_finished_seed_goes_on(tmp_path, config, monkeypatch):
+    system = System.parse('gcn-knn', config)
+    files = []
+
+    def fake(*args, checkpoint, **kwargs):
+        files.append(checkpoint)
+        return record()
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    for folder in ['a', 'b']:
+        run_pair('wine', system, 1, str(tmp_path), folder=tmp_path / folder)
+    run_pair('wine', System('gcn-knn'), 1, str(tmp_path), folder=tmp_path)
+    # The same run finds its checkpoint, one with other settings does not.
+    assert files[0] == files[1] != files[2]
+
+
+# report.py
+
+
+def write_result(folder, dataset, name, scores):
+    runs = [record(seed=i, test=score) for i, score in enumerate(scores)]
+    file = results_file(dataset, System.parse(name), folder)
+    common.write_json(file, {'settings': {}, 'runs': runs})
+
+
+def cell(markdown, row, column):
+    lines = [
+        [part.strip() for part in line.strip('|').split('|')]
+        for line in markdown.splitlines()
+    ]
+    (line,) = [line for line in lines if line[0] == row]
+    return line[lines[0].index(column)]
+
+
+def test_report(tmp_path):
+    write_result(tmp_path, 'cora', 'idgl', [0.84, 0.85, 0.84, 0.85, 0.84])
+    write_result(tmp_path, 'cora', 'gcn', [0.81, 0.82])
+    write_result(tmp_path, 'wine', 'idgl', [0.98])
+    write_result(tmp_path, 'cora', 'idgl-noil', [0.8] * 5)
+    tables = make_tables(tmp_path)
+
+    markdown, missing = tables['main']
+    assert cell(markdown, 'IDGL', 'Cora') == '84.4 ± 0.5 (84.5)'
+    assert cell(markdown, 'GCN', 'Cora') == '81.5 ± 0.7, 2 runs (81.5)'
+    assert cell(markdown, 'IDGL', 'Wine') == '98.0 ± 0.0, 1 run (97.8)'
+    assert cell(markdown, 'GAT', 'Cora') == 'missing (83.0)'
+    assert cell(markdown, 'IDGL', 'Pubmed') == 'missing (out of memory)'
+    assert cell(markdown, 'IDGL', 'ogbn-arxiv') == '(out of memory)'
+    assert cell(markdown, 'GAT', 'Wine') == '–'
+    assert cell(markdown, 'GCN (tuned)', 'Cora') == 'missing'
+    assert 'GAT on Cora' in missing and 'GCN on Cora' in missing
+    assert 'IDGL on Cora' not in missing and 'GAT on Wine' not in missing
+
+    markdown, missing = tables['ablations']
+    assert cell(markdown, 'IDGL w/o IL', 'Cora') == '80.0 ± 0.0 (83.5)'
+    assert cell(markdown, 'IDGL w/o graph reg.', 'Cora') == 'missing (84.3)'
+    assert 'IDGL w/o IL on Cora' not in missing
+    assert 'IDGL w/o graph reg. on Cora' in missing
+
+
+def test_accuracy_cell():
+    assert accuracy_cell(None, None, offered=False) == ('–', True)
+    assert accuracy_cell(None, 83.0, offered=True) == ('missing (83.0)', False)
+    assert accuracy_cell({'runs': []}, None, offered=True) == ('missing', False)
+
+
+def test_report_of_times(tmp_path):
+    runs = [
+        {'system': name, 'dataset': 'cora', 'seed': seed, 'seconds': seconds + seed}
+        for name, seconds in [('gcn', 1.5), ('idgl', 19.5)]
+        for seed in range(2)
+    ]
+    common.write_json(tmp_path / 'training_time.json', {'runs': runs})
+    markdown, missing = make_tables(tmp_path)['training-time']
+    assert cell(markdown, 'GCN', 'Cora') == '2.0 ± 0.7 s (3)'
+    assert cell(markdown, 'IDGL', 'Cora') == '20.0 ± 0.7 s, 10.0× (237)'
+    assert cell(markdown, 'GAT', 'Cora') == 'missing (26)'
+    assert cell(markdown, 'LDS', 'Pubmed') == '–'
+    assert 'GAT on Cora' in missing and 'LDS on Pubmed' not in missing
+
+
+def test_update_readme(tmp_path, capsys):
+    write_result(tmp_path, 'cora', 'idgl', [0.84] * 5)
+    readme = tmp_path / 'README.md'
+    start = 'Before\n\n<!-- results:main -->\nold\n<!-- /results:main -->\n\nAfter\n'
+    readme.write_text(start)
+    argv = ['--results', str(tmp_path), '--update', str(readme)]
+    assert report.main(argv) == 0
+    text = readme.read_text()
+    assert text.startswith('Before\n\n<!-- results:main -->\n|')
+    assert text.endswith('<!-- /results:main -->\n\nAfter\n')
+    assert 'old' not in text
+    assert '84.0 ± 0.0 (84.5)' in text
+    assert 'Missing: GCN on Cora' in text
+    assert 'no markers for: ablations, training-time' in capsys.readouterr().out
+    # Once more changes nothing.
+    assert update(text, make_tables(tmp_path))[0] == text
+
+
+# search.py
+
+
+def test_draw_trials():
+    space = {'a': [1, 2, 3], 'b': [0.1, 0.2]}
+    drawn = search.draw_trials(space, 4)
+    assert drawn[0] == {}
+    assert drawn == search.draw_trials(space, 10)[:4]
+    assert len(search.draw_trials(space, 100)) == 7
+    assert all(trial['a'] in space['a'] for trial in drawn[1:])
+
+
+def test_rank():
+    def line(params, seed, dev, loss):
+        return {'params': params, 'seed': seed, 'dev': dev, 'dev_loss': loss}
+
+    log = [line({'a': 1}, 0, 0.8, 0.5), line({'a': 1}, 1, 0.6, 0.5)]
+    log += [line({'a': 2}, 0, 0.7, 0.4), line({'a': 2}, 1, 0.7, 0.4)]
+    log += [line({'a': 3}, 0, 0.9, 0.1)]  # Not all seeds.
+    log += [line({'a': 4}, 0, 0.6, 0.1), line({'a': 4}, 1, 0.6, 0.1)]
+    ranked = search.rank(log, seeds=2)
+    assert [trial['params']['a'] for trial in ranked] == [2, 1, 4]
+
+
+def test_search(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, hide_test, **kwargs):
+        assert hide_test
+        calls.append(seed)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        # The best dropout is 0.7, whatever else is chosen.
+        return record(dev=0.8 - abs(settings['dropout'] - 0.7), test=0.123)
+
+    monkeypatch.setattr(search, 'run', fake)
+    tuned = tmp_path / 'tuned.yaml'
+    tuned.write_text('# A comment.\nidgl: {wine: {lr: 0.1}}\n')
+    argv = ['--dataset', 'cora', '--model', 'gcn', '--trials', '30', '--seeds', '2']
+    argv += ['--results', str(tmp_path), '--tuned', str(tuned)]
+    with pytest.raises(KeyboardInterrupt):
+        search.main(argv)
+    assert search.main(argv) == 0
+    assert len(calls) == 30 * 2 + 1
+    assert search.main(argv) == 0
+    assert len(calls) == 30 * 2 + 1
+
+    log = search.read_log(tmp_path / 'search' / 'cora_gcn.jsonl')
+    assert len(log) == 60
+    assert 'test' not in {key for line in log for key in line}
+    assert {'params', 'dev', 'dev_loss'} <= set(log[0])
+    assert tuned.read_text().startswith('# A comment.\n')
+    content = read_yaml(tuned)
+    assert content['idgl'] == {'wine': {'lr': 0.1}}
+    assert content['gcn']['cora']['dropout'] == 0.7
+
+
+def test_search_log_survives_a_cut(tmp_path):
+    file = tmp_path / 'log.jsonl'
+    search.append_log(file, {'a': 1})
+    file.write_text(file.read_text() + '{"a": 2, "b"')
+    search.append_log(file, {'a': 3})
+    assert [line['a'] for line in search.read_log(file)] == [1, 3]
+
+
+def test_search_wants_plain_systems():
+    for name in ['gcn-tuned', 'idgl-noil']:
+        with pytest.raises(ValueError, match='without suffixes'):
+            search.search(name, 'cora', 'data', 2, 1)
+    with pytest.raises(ValueError, match=r"\(got 'logreg'\)"):
+        search.search('logreg', 'wine', 'data', 2, 1)
+
+
+# training_time.py
+
+
+def test_training_time(tmp_path, monkeypatch, capsys):
+    order = []
+
+    def fake(system, dataset, seed, root, **kwargs):
+        order.append((str(system), seed))
+        return record(seconds={'gcn': 2.0}.get(str(system), 8.0))
+
+    monkeypatch.setattr(training_time, 'run', fake)
+    argv = ['--datasets', 'pubmed', '--runs', '2', '--results', str(tmp_path)]
+    assert training_time.main(argv) == 0
+    # Seed by seed, and without LDS, which Pubmed is too large for.
+    names = ['gcn', 'gat', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
+    assert order == [(name, seed) for seed in range(2) for name in names]
+    assert '8.0 ± 0.0 s, 4.0× (323)' in capsys.readouterr().out
+    assert training_time.main(argv) == 0
+    assert len(order) == 12

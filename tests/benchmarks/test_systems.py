@@ -1,0 +1,151 @@
+import inspect
+
+import pytest
+import torch
+from common import CONFIGS, DATASETS, read_yaml
+from systems import ABLATIONS, FIT, SUPPORTED, System, load_settings, run
+
+from torch_geometric_idgl import IDGL, IDGLAnch
+from torch_geometric_idgl.training import fit
+
+
+def test_names():
+    assert System.parse('gcn') == System('gcn')
+    assert System.parse('gcn-gdc') == System('gcn-gdc')
+    assert System.parse('idgl-anch-noil') == System('idgl-anch', 'noil')
+    assert System.parse('gcn-tuned') == System('gcn', settings='tuned')
+    assert System.parse('idgl', 'tuned') == System.parse('idgl-tuned')
+    for name in ['idgl', 'idgl-anch-noreg', 'gcn-knn-tuned', 'idgl-noil-tuned']:
+        assert str(System.parse(name)) == name
+    assert str(System.parse('idgl', 'some/where/mine.yaml')) == 'idgl-mine'
+    assert System.parse('idgl-anch-noreg').title == 'IDGL-Anch w/o graph reg.'
+    assert System.parse('gcn-tuned').title == 'GCN (tuned)'
+
+
+@pytest.mark.parametrize('name', ['gin', 'gcn-noreg', 'idgl-foo', ''])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=rf"Expected one of gcn.*\(got '{name}'\)"):
+        System.parse(name)
+
+
+@pytest.mark.parametrize(
+    ('name', 'dataset'),
+    [('gcn', 'wine'), ('gcn-knn', 'cora'), ('lds', 'pubmed'), ('logreg', 'cora')],
+)
+def test_unsupported_pairs(name, dataset, tmp_path):
+    expected = rf"Expected one of .* for '{name}' \(got '{dataset}', which .* run on\)"
+    with pytest.raises(ValueError, match=expected):
+        load_settings(System.parse(name), dataset)
+    with pytest.raises(ValueError, match=expected):
+        run(System.parse(name), dataset, 0, str(tmp_path))
+    with pytest.raises(ValueError, match=r"Expected one of cora.*\(got 'reddit'\)"):
+        load_settings(System.parse(name), 'reddit')
+
+
+def test_every_pair_has_settings():
+    for base, datasets in SUPPORTED.items():
+        assert set(datasets) <= set(DATASETS)
+        for dataset in datasets:
+            assert load_settings(System(base), dataset)
+
+
+@pytest.mark.parametrize(('base', 'cls'), [('idgl', IDGL), ('idgl-anch', IDGLAnch)])
+def test_settings_are_arguments(base, cls):
+    known = set()
+    for parent in cls.__mro__[:2]:
+        known |= set(inspect.signature(parent.__init__).parameters)
+    known |= set(inspect.signature(fit).parameters)
+    wanted = {'initial_weight', 'update_weight', 'smoothness', 'connectivity'}
+    wanted |= {'sparsity', 'epsilon', 'heads', 'tol', 'max_iters', 'dropout'}
+    wanted |= {'iter_dropout', 'patience', 'max_epochs', 'first_phase'}
+    for dataset in SUPPORTED[base]:
+        settings = load_settings(System(base), dataset)
+        assert wanted <= set(settings) <= known
+
+
+def test_settings_of_the_paper():
+    cora = load_settings(System('idgl'), 'cora')
+    assert (cora['initial_weight'], cora['update_weight']) == (0.8, 0.1)
+    assert (cora['smoothness'], cora['tol'], cora['heads']) == (0.2, 4e-5, 4)
+    digits = load_settings(System('idgl-anch'), 'digits')
+    assert (digits['num_anchors'], digits['epsilon'], digits['k']) == (1500, 0.65, 24)
+    assert (digits['iter_dropout'], digits['first_phase']) == (0.4, 120)
+    assert isinstance(cora['weight_decay'], float)
+
+
+@pytest.mark.parametrize('base', ['idgl', 'idgl-anch'])
+@pytest.mark.parametrize('ablation', ['noreg', 'noil'])
+def test_ablations_change_only_what_they_name(base, ablation):
+    keys = {'noreg': {'smoothness', 'connectivity', 'sparsity'}, 'noil': {'max_iters'}}
+    assert set(ABLATIONS[ablation]) == keys[ablation]
+    for dataset in SUPPORTED[base]:
+        full = load_settings(System(base), dataset)
+        ablated = load_settings(System(base, ablation), dataset)
+        assert set(full) == set(ablated)
+        changed = {key for key in full if full[key] != ablated[key]}
+        assert changed <= keys[ablation]
+        assert all(ablated[key] == 0 for key in keys[ablation])
+
+
+def test_other_settings(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    file.write_text('idgl: {cora: {lr: 0.5}}')
+    settings = load_settings(System.parse('idgl', str(file)), 'cora')
+    assert settings == {**load_settings(System('idgl'), 'cora'), 'lr': 0.5}
+    with pytest.raises(ValueError, match=r"'gcn' for 'cora' in mine.yaml.*search.py"):
+        load_settings(System.parse('gcn', str(file)), 'cora')
+
+
+def test_search_spaces_are_settings():
+    spaces = read_yaml(CONFIGS / 'search.yaml')
+    extra = {'gcn': {'input_dropout'}, 'gcn-knn': {'input_dropout'}}
+    for base, space in spaces.items():
+        for dataset in SUPPORTED[base]:
+            keys = {**space['default'], **(space.get(dataset) or {})}
+            settings = load_settings(System(base), dataset)
+            assert set(keys) <= set(settings) | extra.get(base, set())
+
+
+SHORT = {
+    'gcn-knn': {'max_epochs': 5},
+    'gat-knn': {'max_epochs': 3},
+    'graphsage-knn': {'max_epochs': 3},
+    'lds': {'max_windows': 2, 'max_restarts': 1, 'samples': 2},
+    'logreg': {},
+    'rbf-svm': {},
+    'idgl': {'max_epochs': 4, 'first_phase': 1},
+    'idgl-noreg': {'max_epochs': 4, 'first_phase': 1},
+    'idgl-noil': {'max_epochs': 4, 'first_phase': 1},
+    'idgl-anch': {'max_epochs': 4, 'first_phase': 1},
+}
+
+
+@pytest.mark.parametrize('name', SHORT)
+def test_run(name, tmp_path):
+    system = System.parse(name)
+    settings = {**load_settings(system, 'wine'), **SHORT[name]}
+    kwargs = {'settings': settings, 'progress': False}
+    record = run(system, 'wine', 0, str(tmp_path), **kwargs)
+    assert 0.0 < record['test'] <= 1.0
+    assert record['seconds'] > 0.0
+    if name.startswith('idgl'):
+        assert (record['iterations'] > 0) == (name != 'idgl-noil')
+
+    # A search sees neither test scores nor test labels, and gets the same dev score.
+    hidden = run(system, 'wine', 0, str(tmp_path), hide_test=True, **kwargs)
+    assert 'test' not in hidden
+    assert hidden['dev'] == record['dev']
+
+
+def test_fit_keys_are_those_of_fit():
+    assert set(FIT) <= set(inspect.signature(fit).parameters)
+
+
+@pytest.mark.parametrize('name', ['gcn', 'graphsage', 'gcn-gdc', 'hgcn', 'idgl'])
+def test_run_on_real_graph(name, data_root):
+    system = System.parse(name)
+    settings = {**load_settings(system, 'cora'), 'max_epochs': 2}
+    kwargs = {'settings': settings, 'progress': False}
+    record = run(system, 'cora', 0, str(data_root), **kwargs)
+    assert record['epochs'] == 2
+    assert torch.isfinite(torch.tensor(record['dev_loss']))

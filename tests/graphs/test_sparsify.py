@@ -1,0 +1,57 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_geometric_idgl.graphs import sparsify
+
+
+def scores_of(seed, n=6, s=None):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n, n if s is None else s)
+    return torch.rand(*shape, generator=generator) * 2 - 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    epsilon=st.floats(0, 1),
+    top_k=st.none() | st.integers(1, 7),
+)
+def test_keeps_what_is_large_and_nothing_else(seed, epsilon, top_k):
+    scores = scores_of(seed)
+    out = sparsify(scores, epsilon, top_k)
+    assert bool((out >= 0).all())
+    for row, kept in zip(scores.tolist(), out.tolist(), strict=True):
+        largest = sorted(row, reverse=True)[: top_k or len(row)]
+        wanted = [s if s > epsilon and s in largest else 0.0 for s in row]
+        assert kept == wanted
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), epsilon=st.floats(0, 1))
+def test_threshold_keeps_symmetry(seed, epsilon):
+    scores = scores_of(seed)
+    out = sparsify(scores + scores.t(), epsilon)
+    assert torch.equal(out, out.t())
+
+
+def test_threshold_is_strict():
+    scores = torch.tensor([[0.5, 0.25, -1.0]])
+    assert sparsify(scores, 0.25).tolist() == [[0.5, 0.0, 0.0]]
+    assert sparsify(scores, 0.0).tolist() == [[0.5, 0.25, 0.0]]
+
+
+@pytest.mark.parametrize('top_k', [None, 1, 3])
+def test_gradient_reaches_survivors_only(top_k):
+    scores = scores_of(0).requires_grad_()
+    out = sparsify(scores, 0.2, top_k)
+    out.sum().backward()
+    assert torch.equal(scores.grad, (out > 0).float())
+
+
+def test_padded_batches():
+    scores = torch.stack([scores_of(0), scores_of(1)])
+    out = sparsify(scores, 0.1, 2)
+    assert torch.equal(out[0], sparsify(scores_of(0), 0.1, 2))
+    assert torch.equal(out[1], sparsify(scores_of(1), 0.1, 2))

@@ -1,0 +1,262 @@
+"""Layers and options of the GNN, against explicit matrices and against PyG."""
+
+import pytest
+import torch
+from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv
+
+from tests.nn.common import (
+    MODELS,
+    all_finite,
+    assert_close,
+    assert_same,
+    loss_and_gradients,
+    make_graph,
+    make_model,
+)
+from torch_geometric_idgl.nn import (
+    IDGL,
+    APPNPLayer,
+    EdgeLayer,
+    GCNLayer,
+    GINLayer,
+    OperatorConv,
+    SAGELayer,
+)
+
+N = 10
+
+
+def run(cls=IDGL, *args, train=False, negative=False, **kwargs):
+    x, edge_index = make_graph(N, dtype=torch.float64, negative=negative)
+    kwargs = {'tol': None, 'max_iters': 2, **kwargs}
+    model = make_model(cls, *args, **kwargs).double().train(train)
+    out, trace = model(x, edge_index, return_trace=True)
+    return model, x, out, trace
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('backbone', ['gcn', 'sage', 'gin', 'appnp'])
+@pytest.mark.parametrize('bias', [False, True])
+def test_named_layers(cls, backbone, bias):
+    """The output is that of the layers on the last mixed graph."""
+    model, x, out, trace = run(cls, backbone=backbone, bias=bias)
+    a = trace.mixed.to_dense()
+
+    def layer(conv, h):
+        if backbone == 'gcn':
+            value = a @ conv.lin(h)
+            return value if conv.bias is None else value + conv.bias
+        if backbone == 'sage':
+            return conv.lin_l(a @ h) + conv.lin_r(h)
+        if backbone == 'gin':
+            return conv.lin_2(conv.lin_1((1 + conv.eps) * h + a @ h).relu())
+        z = projected = conv.lin(h)
+        for _ in range(10):
+            z = 0.9 * a @ z + 0.1 * projected
+        return z
+
+    first, second = model.backbone.convs
+    assert_close(out, layer(second, layer(first, x).relu()), 1e-9)
+    names = {n.split('.')[-1] for n, _ in model.backbone.named_parameters()}
+    assert ('bias' in names) == bias
+    result = loss_and_gradients(model, x, make_graph(N)[1])
+    assert all_finite(result)
+
+
+def test_layers_on_operators():
+    _, x, _, trace = run()
+    a = trace.mixed.to_dense()
+    torch.manual_seed(0)
+    for layer, expected in [
+        (GCNLayer(6, 4), lambda m: a @ m.lin(x)),
+        (SAGELayer(6, 4), lambda m: a @ m.lin_l(x) + m.lin_r(x)),
+        (GINLayer(6, 4), lambda m: m.lin_2(m.lin_1(x + a @ x).relu())),
+        (APPNPLayer(6, 4, steps=1), lambda m: 0.9 * a @ m.lin(x) + 0.1 * m.lin(x)),
+    ]:
+        layer = layer.double()
+        assert isinstance(layer, OperatorConv)
+        assert_close(layer(x, trace.mixed), expected(layer), 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_pyg_convolution_on_exported_edges(cls):
+    model, x, out, trace = run(cls, backbone=lambda i, o: GraphConv(i, o, bias=False))
+    assert all(isinstance(conv, EdgeLayer) for conv in model.backbone.convs)
+    a = trace.mixed.to_dense()
+    h = x
+    for i, layer in enumerate(model.backbone.convs):
+        h = layer.conv.lin_rel(a @ h) + layer.conv.lin_root(h)
+        h = h.relu() if i == 0 else h
+    assert_close(out, h, 1e-9)
+    assert all_finite(loss_and_gradients(model, x, make_graph(N)[1]))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_pyg_gcn_conv_is_the_gcn_layer(cls):
+    """PyG's own layer on the edges of the operator, with gradients."""
+    x, edge_index = make_graph(N, dtype=torch.float64)
+    options = {'tol': None, 'max_iters': 2, 'connectivity': 0.1, 'sparsity': 0.1}
+    plain = make_model(cls, **options).double()
+
+    def conv(i, o):
+        return GCNConv(i, o, bias=False, normalize=False)
+
+    other = make_model(cls, backbone=conv, **options).double()
+    state = {
+        key.replace('.lin.', '.conv.lin.') if 'convs' in key else key: value
+        for key, value in plain.state_dict().items()
+    }
+    other.load_state_dict(state)
+    expected = loss_and_gradients(plain, x, edge_index)
+    loss, grads, trace = loss_and_gradients(other, x, edge_index)
+    grads = {key.replace('.conv.lin.', '.lin.'): grad for key, grad in grads.items()}
+    assert_same((loss, grads, trace), expected, 1e-9)
+    sparse = loss_and_gradients(other, x.to_sparse_csr(), edge_index)
+    assert_close(sparse[0], expected[0], 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('num_layers', [1, 2, 3])
+def test_num_layers(cls, num_layers):
+    model, x, out, trace = run(cls, 6, 8, num_layers, 3)
+    assert len(model.backbone.convs) == num_layers
+    assert out.shape == (N, 3)
+    a, h = trace.mixed.to_dense(), x
+    for i, conv in enumerate(model.backbone.convs):
+        h = a @ conv.lin(h)
+        h = h.relu() if i < num_layers - 1 else h
+    assert_close(out, h, 1e-9)
+    width = 3 if num_layers == 1 else 8
+    assert model.embedding_learner.metric.in_channels == width
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_out_channels_default_to_hidden(cls):
+    model, _, out, _ = run(cls, 6, 8, 2)
+    assert model.out_channels == 8
+    assert out.shape == (N, 8)
+
+
+@pytest.mark.parametrize('num_layers', [1, 2, 3])
+@pytest.mark.parametrize('jk', [None, 'last', 'cat', 'max', 'lstm'])
+@pytest.mark.parametrize('norm', [None, 'batch_norm'])
+@pytest.mark.parametrize('act_first', [False, True])
+def test_same_as_pyg_on_the_given_graph(num_layers, jk, norm, act_first):
+    """With lambda = 1, every option of PyG's GCN means what it means there."""
+    x, edge_index = make_graph(N, dtype=torch.float64)
+    options = {'jk': jk, 'norm': norm, 'act_first': act_first, 'act': 'elu'}
+    model = make_model(IDGL, 6, 8, num_layers, 3, initial_weight=1.0, **options)
+    gcn = GCN(6, 8, num_layers, 3, bias=False, **options).double()
+    model = model.double()
+    state = model.backbone.state_dict()
+    gcn.load_state_dict({k: v for k, v in state.items()}, strict=False)
+    for mine, other in zip(model.backbone.convs, gcn.convs, strict=True):
+        other.lin.weight.data.copy_(mine.lin.weight.data)
+    model(x, edge_index, max_iters=0)  # training mode moves running statistics once
+    gcn(x, edge_index)
+    model.eval()
+    gcn.eval()
+    assert_close(model(x, edge_index, max_iters=0), gcn(x, edge_index), 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('jk', ['last', 'cat', 'max', 'lstm'])
+def test_jumping_knowledge(cls, jk):
+    model, x, out, _ = run(cls, 6, 8, 3, 4, jk=jk)
+    assert out.shape == (N, 4)
+    width = 24 if jk == 'cat' else 8
+    assert model.embedding_learner.metric.in_channels == width
+    assert all_finite(loss_and_gradients(model, x, make_graph(N)[1]))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'norm': 'batch_norm'},
+        {'norm': 'batch_norm', 'act_first': True},
+        {'norm': 'batch_norm', 'act_first': True, 'jk': 'last', 'num_layers': 1},
+        {'norm': 'batch_norm', 'act_first': True, 'jk': 'max'},
+        {'norm': 'layer_norm'},
+        {'norm': 'graph_norm'},
+        {'norm': torch.nn.LayerNorm(8), 'act_first': True},
+        {'act': 'elu'},
+        {'act': 'tanh', 'jk': 'cat'},
+        {'act': 'leaky_relu', 'act_kwargs': {'negative_slope': 0.3}},
+        {'act': torch.nn.Sigmoid()},
+        {'act': torch.tanh},
+        {'act': 'prelu', 'num_layers': 1},
+        {'act': None},
+        {'act': None, 'num_layers': 1},
+        {'jk': 'lstm'},
+        {'backbone': 'gin', 'act': 'softplus'},
+    ],
+    ids=str,
+)
+def test_auto_is_exact_for_every_option(cls, options):
+    """Embeddings may be negative then, and the threshold at zero removes entries."""
+    options = dict(options)
+    num_layers = options.pop('num_layers', 2)
+    x, edge_index = make_graph(N, dtype=torch.float64)
+    results = []
+    for backend in ('auto', 'dense'):
+        model = make_model(
+            cls, 6, 8, num_layers, 3, backend=backend, tol=None, max_iters=2, **options
+        )
+        model = model.double().train()
+        results.append(loss_and_gradients(model, x, edge_index))
+        assert bool((results[-1][2].learned.to_dense() >= 0).all())
+    assert_same(results[0], results[1], 1e-8)
+
+
+def test_inplace_activation():
+    for num_layers in (1, 2):
+        outs = []
+        for inplace in (False, True):
+            model = make_model(
+                IDGL, 6, 8, num_layers, 3, act_kwargs={'inplace': inplace}
+            )
+            x, edge_index = make_graph(N)
+            outs.append(loss_and_gradients(model, x, edge_index))
+        assert_same(outs[1], outs[0])
+
+
+def test_norm_uses_every_iteration():
+    """Batch norm sees the embeddings of all iterations in training."""
+    model, *_ = run(norm='batch_norm', train=True)
+    assert int(model.backbone.norms[0].module.num_batches_tracked) == 3
+
+
+def test_user_layer_on_operators():
+    class Twice(OperatorConv):
+        single_product = False
+
+        def __init__(self, i, o):
+            super().__init__()
+            self.lin = torch.nn.Linear(i, o, bias=False)
+
+        def project(self, x):
+            return self.lin(x)
+
+        def propagate(self, projected, graph):
+            return graph.matmul(graph.matmul(projected))
+
+    model, x, out, trace = run(backbone=Twice)
+    a = trace.mixed.to_dense()
+    first, second = model.backbone.convs
+    z = (a @ a @ first.lin(x)).relu()
+    assert_close(out, a @ a @ second.lin(z), 1e-9)
+
+
+def test_bad_backbones():
+    names = r"\['appnp', 'gcn', 'gin', 'sage'\]"
+    with pytest.raises(ValueError, match=rf"'backbone' .* {names} \(got 'gat'\)"):
+        IDGL(6, 8, 2, backbone='gat')
+    with pytest.raises(TypeError, match=r"'backbone' .* function .*got 'int'"):
+        IDGL(6, 8, 2, backbone=3)
+    with pytest.raises(TypeError, match=r"'OperatorConv' or a PyG.*got 'Linear'"):
+        IDGL(6, 8, 2, backbone=torch.nn.Linear)
+    for conv in (GATConv, SAGEConv):
+        with pytest.raises(ValueError, match=r"'edge_weight' \(got .*Conv"):
+            IDGL(6, 8, 2, backbone=conv)
+    assert issubclass(GCNLayer, OperatorConv) and issubclass(SAGELayer, OperatorConv)

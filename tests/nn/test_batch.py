@@ -1,0 +1,231 @@
+"""A batch is its graphs, one by one: graphs never mix, and each stops by itself."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from tests.nn.common import (
+    BACKENDS,
+    MODELS,
+    all_finite,
+    assert_close,
+    cross_entropy,
+    gradients,
+    labels,
+    loss_and_gradients,
+    make_graph,
+    make_model,
+)
+from torch_geometric_idgl.nn import IDGL, IDGLAnch
+
+SIZES = (7, 4, 9, 1)
+# Graphs of different sizes stop at different iterations with these:
+OPTIONS = {
+    'tol': 2e-2,
+    'max_iters': 6,
+    'initial_weight': 0.3,
+    'update_weight': 0.8,
+    'connectivity': 0.1,
+    'sparsity': 0.3,
+}
+
+
+def make_graphs(sizes=SIZES, negative=True):
+    graphs = []
+    for seed, n in enumerate(sizes):
+        x, edge_index = make_graph(n, seed=seed, dtype=torch.float64, negative=negative)
+        graphs.append(Data(x=x, edge_index=edge_index, y=labels(n)))
+    return graphs
+
+
+def anchors_of(graphs):
+    """Some nodes of every graph: inside the graphs, and inside the batch."""
+    single = [torch.arange(0, data.num_nodes, 2) for data in graphs]
+    start = 0
+    whole = []
+    for data, index in zip(graphs, single, strict=True):
+        whole.append(index + start)
+        start += data.num_nodes
+    return single, torch.cat(whole)
+
+
+def one_by_one(model, graphs, single):
+    """The joint loss of a batch from runs on its graphs, with gradients."""
+    model.zero_grad()
+    total_nodes = sum(data.num_nodes for data in graphs)
+    loss, traces = 0.0, []
+    for data, index in zip(graphs, single, strict=True):
+        index = index if isinstance(model, IDGLAnch) else None
+        _, trace = model(data, anchor_index=index, return_trace=True)
+        prediction = trace.prediction_loss(cross_entropy(data.y))
+        loss = loss + prediction * data.num_nodes / total_nodes
+        loss = loss + trace.reg / len(graphs)
+        traces.append(trace)
+    loss.backward()
+    return loss.detach(), gradients(model), traces
+
+
+def check_batch(model, graphs, tol=1e-9):
+    single, whole = anchors_of(graphs)
+    loss, grads, traces = one_by_one(model, graphs, single)
+    batch = Batch.from_data_list(graphs)
+    index = whole if isinstance(model, IDGLAnch) else None
+    together = loss_and_gradients(model, batch, anchor_index=index, y=batch.y)
+    trace = together[2]
+
+    counts = [int(t.num_iters) for t in traces]
+    assert trace.num_iters.tolist() == counts
+    assert len(trace.outs) == max(counts) + 1
+    for g, own in enumerate(traces):
+        nodes = batch.batch == g
+        for t, out in enumerate(trace.outs):  # a stopped graph keeps its outputs
+            assert_close(out[nodes], own.outs[min(t, counts[g])], tol)
+            reg = own.regs[min(t, counts[g])]
+            torch.testing.assert_close(trace.regs[t][g : g + 1], reg)
+        for t, delta in enumerate(trace.deltas):
+            if t < counts[g]:
+                torch.testing.assert_close(delta[g : g + 1], own.deltas[t])
+            else:
+                assert bool(delta[g].isnan())
+    assert_close(together[0], loss, tol)
+    for name, grad in grads.items():
+        assert_close(together[1][name], grad, 10 * tol)
+    return counts
+
+
+@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
+@pytest.mark.parametrize('epsilon', [0.0, 0.4])
+@pytest.mark.parametrize('cls', MODELS)
+def test_batch_is_one_by_one(cls, epsilon, backend):
+    model = make_model(cls, epsilon=epsilon, backend=backend, **OPTIONS).double().eval()
+    counts = check_batch(model, make_graphs())
+    assert len(set(counts)) > 1  # they do stop at different iterations
+
+
+@pytest.mark.parametrize('backend', ['auto', 'low_rank'])
+@pytest.mark.parametrize('cls', MODELS)
+def test_factored_batch_is_one_by_one(cls, backend):
+    model = make_model(cls, backend=backend, **{**OPTIONS, 'tol': 1e-6})
+    counts = check_batch(model.double().eval(), make_graphs(negative=False))
+    assert len(set(counts)) > 1
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'backbone': 'sage'},
+        {'backbone': 'gin'},
+        {'backbone': 'appnp'},
+        {'metric': 'rbf'},
+        {'metric': 'attention'},
+        {'top_k': 3},
+        {'jk': 'cat'},
+        {'norm': 'layer_norm', 'norm_kwargs': {'mode': 'node'}},
+        {'norm': 'graph_norm'},
+        {'max_iters': 0},
+        {'tol': None},
+    ],
+    ids=str,
+)
+def test_options(cls, options):
+    model = make_model(cls, **{**OPTIONS, **options}).double().eval()
+    check_batch(model, make_graphs())
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_graphs_of_the_same_size(cls):
+    model = make_model(cls, **OPTIONS).double().eval()
+    check_batch(model, make_graphs((6, 6, 6)))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_knn_graphs_of_a_batch(cls):
+    graphs = make_graphs()
+    for data in graphs:
+        data.edge_index = None
+    model = make_model(cls, k=3, **OPTIONS).double().eval()
+    check_batch(model, graphs)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_single_graph_as_a_batch(cls):
+    (data,) = make_graphs((8,))
+    model = make_model(cls, **OPTIONS).double().eval()
+    out = model(data.x, data.edge_index)
+    zeros = torch.zeros(8, dtype=torch.long)
+    assert torch.equal(model(data.x, data.edge_index, batch=zeros), out)
+    assert torch.equal(model(Batch.from_data_list([data])), out)
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('cls', MODELS)
+def test_empty_graphs_change_nothing(cls, backend):
+    graphs = make_graphs((5, 3), negative=False)
+    whole = Batch.from_data_list(graphs)
+    x, edge_index = whole.x, whole.edge_index
+    options = {**OPTIONS, 'tol': 1e-6, 'backend': backend}
+    model = make_model(cls, **options).double().eval()
+    index = anchors_of(graphs)[1] if cls is IDGLAnch else None
+    expected = model(x, edge_index, batch=whole.batch, anchor_index=index)
+    for shift, size in [((0, 2), 3), ((0, 1), 4), ((1, 2), 3), ((2, 3), 4)]:
+        batch = torch.tensor(shift)[whole.batch]
+        result = loss_and_gradients(
+            model, x, edge_index, batch=batch, batch_size=size, anchor_index=index
+        )
+        trace = result[2]
+        assert_close(trace.out, expected, 1e-9)
+        assert trace.num_iters.numel() == size
+        assert all_finite(result)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_as_many_nodes_as_graphs(cls):
+    """Two empty graphs and two of two nodes: four rows of nodes, four of graphs."""
+    graphs = make_graphs((2, 2))
+    graphs[1].x = graphs[1].x.abs() + 0.2
+    model = make_model(cls, **{**OPTIONS, 'tol': 1e-4}).double().eval()
+    single, whole = anchors_of(graphs)
+    batch = torch.tensor([2, 2, 3, 3])
+    data = Batch.from_data_list(graphs)
+    index = whole if cls is IDGLAnch else None
+    _, trace = model(
+        data.x,
+        data.edge_index,
+        batch=batch,
+        batch_size=4,
+        anchor_index=index,
+        return_trace=True,
+    )
+    traces = one_by_one(model, graphs, single)[2]
+    counts = [int(own.num_iters) for own in traces]
+    assert trace.num_iters.tolist()[2:] == counts
+    for g, own in enumerate(traces):
+        torch.testing.assert_close(trace.regs[-1][g + 2 : g + 3], own.regs[-1])
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_training_mode(cls):
+    """With all kinds of dropout, for one-node and larger graphs."""
+    options = {'dropout': 0.5, 'feature_dropout': 0.3, 'graph_dropout': 0.5}
+    model = make_model(cls, **OPTIONS, **options).double().train()
+    batch = Batch.from_data_list(make_graphs())
+    assert all_finite(loss_and_gradients(model, batch, y=batch.y))
+
+
+def test_weighted_edges_in_a_batch():
+    graphs = make_graphs((5, 3))
+    for data in graphs:
+        data.edge_weight = torch.linspace(0.1, 1, data.num_edges, dtype=torch.float64)
+    model = make_model(IDGL, **OPTIONS).double().eval()
+    check_batch(model, graphs)
+
+
+def test_sampled_anchors_stay_in_their_graphs():
+    graphs = make_graphs((5, 3, 4))
+    model = make_model(IDGLAnch, num_anchors=2, tol=None, max_iters=1).double().eval()
+    _, trace = model(Batch.from_data_list(graphs), return_trace=True)
+    assert trace.first.shape == (12, 6)
+    assert trace.first.cols.sizes == (2, 2, 2)
+    dense = trace.mixed.to_dense()
+    assert dense[:5, 5:].eq(0).all() and dense[5:8, 8:].eq(0).all()

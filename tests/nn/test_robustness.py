@@ -1,0 +1,195 @@
+"""Degenerate graphs: no NaN or infinity, forwards or backwards."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from tests.nn.common import (
+    BACKENDS,
+    MODELS,
+    all_finite,
+    assert_close,
+    loss_and_gradients,
+    make_graph,
+    make_model,
+)
+from torch_geometric_idgl.nn import IDGLAnch
+
+REGULARIZED = {'smoothness': 0.2, 'connectivity': 0.1, 'sparsity': 0.1}
+NONE = torch.zeros(2, 0, dtype=torch.long)
+
+
+def ones(n):
+    return torch.ones(n, 6)
+
+
+def cases():
+    x, edge_index = make_graph(8)
+    zero_row = x.clone()
+    zero_row[[2, 5]] = 0.0
+    yield 'plain', (x, edge_index), {}
+    yield 'isolated nodes', (x, edge_index[:, (edge_index < 5).all(0)]), {}
+    yield (
+        'isolated nodes, no self-loops',
+        (x, edge_index[:, :2]),
+        {'add_self_loops': False},
+    )
+    yield 'no edges', (x, NONE), {}
+    yield 'no edges, no self-loops', (x, NONE), {'add_self_loops': False}
+    yield (
+        'nothing but the initial graph',
+        (x, NONE),
+        {
+            'add_self_loops': False,
+            'initial_weight': 1.0,
+        },
+    )
+    yield 'rows emptied', (x - 0.5, edge_index), {'epsilon': 0.999}
+    yield 'everything emptied', (x, edge_index), {'epsilon': 1.5}
+    yield (
+        'everything emptied, nothing given',
+        (x, NONE),
+        {
+            'epsilon': 1.5,
+            'add_self_loops': False,
+        },
+    )
+    yield 'zero features', (torch.zeros(8, 6), edge_index), {}
+    yield 'zero features, kNN', (torch.zeros(8, 6), None), {}
+    yield 'zero rows', (zero_row, edge_index), {}
+    yield 'zero rows, kNN', (zero_row, None), {'k': 3}
+    yield 'equal features', (ones(8), edge_index), {}
+    yield 'opposite features', (torch.cat([ones(4), -ones(4)]), edge_index), {}
+    yield 'duplicate edges', (x, torch.cat([edge_index, edge_index], dim=1)), {}
+    yield 'self-loops', (x, torch.arange(8).expand(2, 8)), {}
+    yield (
+        'zero weights',
+        (x, edge_index, torch.zeros(edge_index.size(1))),
+        {'add_self_loops': False},
+    )
+    yield 'one node', (x[:1], NONE), {}
+    yield 'one node, kNN', (x[:1], None), {}
+    yield 'one zero node', (torch.zeros(1, 6), NONE), {}
+    yield 'k above n', (x, None), {'k': 50}
+    yield 'huge features', (1e10 * x, edge_index), {}
+    yield 'tiny features', (1e-10 * x, edge_index), {}
+    yield 'double precision', (x.double(), edge_index), {}
+
+
+CASES = {name: (args, options) for name, args, options in cases()}
+
+
+@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('name', list(CASES))
+def test_finite(name, cls, train):
+    args, options = CASES[name]
+    n = args[0].size(0)
+    for backend in BACKENDS:
+        if backend == 'low_rank':
+            if options.get('epsilon') or bool((args[0] < 0).any()):
+                continue
+        model = make_model(
+            cls,
+            backend=backend,
+            dropout=0.5,
+            feature_dropout=0.5,
+            graph_dropout=0.5,
+            **{**REGULARIZED, **options},
+        )
+        model = model.to(args[0].dtype).train(train)
+        result = loss_and_gradients(model, *args)
+        assert all_finite(result), backend
+        assert result[2].out.shape == (n, 3)
+        assert result[2].out.dtype == args[0].dtype
+        for delta in result[2].deltas:
+            assert bool(torch.isfinite(delta).all())
+        assert bool(torch.isfinite(result[2].mixed.to_dense()).all())
+
+
+@pytest.mark.parametrize('name', list(CASES))
+@pytest.mark.parametrize('cls', MODELS)
+def test_backends_agree_on_degenerate_graphs(cls, name):
+    args, options = CASES[name]
+    args = tuple(
+        a.double() if i != 1 and a is not None else a for i, a in enumerate(args)
+    )
+    outs = []
+    for backend in ('dense', 'tiled', 'sparse', 'auto'):
+        options = {**REGULARIZED, **options, 'tol': None, 'max_iters': 2}
+        model = make_model(cls, backend=backend, **options).double().eval()
+        loss, _, trace = loss_and_gradients(model, *args)
+        outs.append((loss, trace.out))
+    for loss, out in outs[1:]:
+        assert_close(loss, outs[0][0], 1e-8)
+        assert_close(out, outs[0][1], 1e-7)
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('cls', MODELS)
+def test_batches_with_degenerate_graphs(cls, backend):
+    x, edge_index = make_graph(6)
+    graphs = [
+        Data(x=x, edge_index=edge_index),
+        Data(x=x[:1], edge_index=NONE),
+        Data(x=torch.zeros(3, 6), edge_index=NONE),
+        Data(x=x[:0], edge_index=NONE),
+        Data(x=x[:2], edge_index=torch.tensor([[0, 0], [1, 1]])),
+    ]
+    batch = Batch.from_data_list(graphs)
+    for train in (False, True):
+        options = {'dropout': 0.5, 'graph_dropout': 0.5, 'feature_dropout': 0.5}
+        model = make_model(cls, backend=backend, **REGULARIZED, **options).train(train)
+        result = loss_and_gradients(model, batch)
+        assert all_finite(result)
+        assert result[2].num_iters.shape == (5,)
+        assert result[2].out.shape == (12, 3)
+        assert all_finite(loss_and_gradients(model, batch.x, batch=batch.batch))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_no_nodes_at_all(cls):
+    out = make_model(cls)(torch.zeros(0, 6), NONE)
+    assert out.shape == (0, 3)
+
+
+def test_more_anchors_than_nodes():
+    x, edge_index = make_graph(7)
+    for anchors in (7, 8, 200):
+        model = make_model(IDGLAnch, num_anchors=anchors).eval()
+        result = loss_and_gradients(model, x, edge_index)
+        assert all_finite(result)
+        assert result[2].first.shape == (7, 7)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_duplicate_edges_add_up(cls):
+    x, edge_index = make_graph(8, dtype=torch.float64)
+    model = make_model(cls).double().eval()
+    twice = torch.cat([edge_index, edge_index], dim=1)
+    weight = torch.full((edge_index.size(1),), 2.0, dtype=torch.float64)
+    assert_close(model(x, twice), model(x, edge_index, weight), 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_duplicate_edges_in_the_initial_graph(cls):
+    x, edge_index = make_graph(8, dtype=torch.float64)
+    model = make_model(cls, normalize=False).double().eval()
+    twice = torch.cat([edge_index, edge_index], dim=1)
+    _, trace = model(x, twice, return_trace=True)
+    dense = trace.initial.to_dense()
+    assert float(dense.max()) == 2.0
+    _, weight = trace.initial.to_edges()
+    assert float(weight.sum()) == float(dense.sum())
+    total = dense.square().sum()
+    assert float(trace.initial.sq_norm()) == pytest.approx(float(total))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_constant_graphs_stop_at_once(cls):
+    """Equal embeddings from the start: one refinement, and nothing left to change."""
+    x, edge_index = torch.ones(6, 6), make_graph(6)[1]
+    model = make_model(cls).eval()
+    _, trace = model(x, edge_index, return_trace=True)
+    assert int(trace.num_iters) <= 2
+    assert float(trace.deltas[-1]) <= model.tol

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from torch_geometric_idgl.ops.knn import knn_graph
+
+
+def reference(x, k, include_self=True):
+    """Edges of one graph from a full sort of all similarities."""
+    sim = normalize(x, dim=1) @ normalize(x, dim=1).t()
+    sim.fill_diagonal_(2.0 if include_self else -2.0)
+    k = min(k, len(x) if include_self else len(x) - 1)
+    edges = []
+    for i in range(len(x)):
+        order = sorted(range(len(x)), key=lambda j: (-float(sim[i, j]), j))
+        edges += [[i, j] for j in order[:k]]
+    return torch.tensor(edges, dtype=torch.long).view(-1, 2).t()
+
+
+def test_knn_graph_by_hand():
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 2.0]])
+    assert knn_graph(x, 2).tolist() == [
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [0, 1, 1, 0, 2, 3, 3, 2],
+    ]
+    assert knn_graph(x, 1, include_self=False).tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
+
+
+@pytest.mark.parametrize('k', [1, 3, 17, 18, 100])
+@pytest.mark.parametrize('include_self', [True, False])
+@pytest.mark.parametrize('block_size', [1, 5, 1024])
+def test_knn_graph_equals_full_sort(k, include_self, block_size):
+    x = torch.randn(18, 4, generator=torch.Generator().manual_seed(0))
+    out = knn_graph(x, k, include_self=include_self, block_size=block_size)
+    assert out.tolist() == reference(x, k, include_self).tolist()
+
+
+@pytest.mark.parametrize('convert', ['to_sparse', 'to_sparse_csr', 'to_sparse_csc'])
+def test_knn_graph_sparse(convert):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 12, generator=generator)
+    x = x * (torch.rand(30, 12, generator=generator) < 0.3)
+    batch = torch.tensor([0] * 13 + [1] * 1 + [3] * 16)
+    sparse = getattr(x, convert)()
+    for kwargs in [{}, {'batch': batch}, {'batch': batch, 'block_size': 4}]:
+        assert torch.equal(knn_graph(sparse, 4, **kwargs), knn_graph(x, 4, **kwargs))
+
+
+def test_knn_graph_uncoalesced():
+    index = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 1]])
+    x = torch.sparse_coo_tensor(index, torch.tensor([2.0, -1.0, 1.0, 1.0]), (3, 2))
+    assert torch.equal(knn_graph(x, 2), knn_graph(x.to_dense(), 2))
+
+
+def test_knn_graph_batch():
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    sizes = [5, 1, 0, 6]
+    batch = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    out = knn_graph(x, 3, batch)
+    expected = [reference(x[:5], 3), reference(x[5:6], 3) + 5, reference(x[6:], 3) + 6]
+    assert torch.equal(out, torch.cat(expected, dim=1))
+    assert torch.equal(batch[out[0]], batch[out[1]])
+    assert out[0].bincount().tolist() == [3] * 5 + [1] + [3] * 6
+
+    out = knn_graph(x, 100, batch, include_self=False)
+    assert out[0].bincount(minlength=12).tolist() == [4] * 5 + [0] + [5] * 6
+
+
+def test_knn_graph_ties_and_zero_rows():
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [0.0, 0.0]])
+    out = knn_graph(x, 2)
+    # A node is its own first neighbour, and the first of equals comes next.
+    assert out[1].view(-1, 2).tolist() == [[0, 1], [1, 2], [2, 1], [3, 1], [4, 0]]
+    for block_size in [1, 2, 3]:
+        assert torch.equal(knn_graph(x, 2, block_size=block_size), out)
+
+
+def test_knn_graph_other_dtypes():
+    x = torch.tensor([[1, 0], [1, 1], [0, 3]])
+    expected = knn_graph(x.to(torch.float), 2)
+    for dtype in [torch.long, torch.bool, torch.half, torch.bfloat16, torch.double]:
+        x_other = x.clamp(max=1) if dtype == torch.bool else x
+        assert torch.equal(knn_graph(x_other.to(dtype), 2), expected)
+
+
+def test_knn_graph_has_no_gradient_and_keeps_x():
+    x = torch.randn(4, 2, requires_grad=True)
+    before = x.detach().clone()
+    assert not knn_graph(x, 2).requires_grad
+    assert torch.equal(x, before)
+
+
+def test_knn_graph_empty():
+    assert knn_graph(torch.empty(0, 3), 2).size() == (2, 0)
+    batch = torch.empty(0, dtype=torch.long)
+    assert knn_graph(torch.empty(0, 3), 2, batch).size() == (2, 0)
+    assert knn_graph(torch.ones(1, 3), 2, include_self=False).size() == (2, 0)
+
+
+@pytest.mark.parametrize('k', [0, -1, 1.5, True])
+def test_knn_graph_wrong_k(k):
+    with pytest.raises(ValueError, match="Expected 'k' to be a positive int"):
+        knn_graph(torch.ones(3, 2), k)
+
+
+def test_knn_graph_wrong_arguments():
+    x = torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r'two-dimensional \(got 1 dimensions\)'):
+        knn_graph(torch.ones(3), 1)
+    with pytest.raises(ValueError, match="'block_size' to be a positive int"):
+        knn_graph(x, 1, block_size=0)
+    with pytest.raises(ValueError, match="'batch' to be sorted"):
+        knn_graph(x, 1, torch.tensor([0, 1, 0]))
+    with pytest.raises(ValueError, match=r"'batch' to be of shape \[3\] \(got \[2\]\)"):
+        knn_graph(x, 1, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="'x' to be finite"):
+        knn_graph(torch.tensor([[1.0], [float('nan')]]), 1)
+    with pytest.raises(ValueError, match="'x' to be finite"):
+        knn_graph(torch.tensor([[1.0], [float('inf')]]).to_sparse(), 1)

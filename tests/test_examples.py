@@ -1,0 +1,74 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / 'examples'
+
+# Each example with the smallest budget that still goes through all of its steps.
+EMBEDDED = [
+    ('demo.py', '--epochs', '2', '--first-phase', '1', '--out', 'picture.png'),
+    ('idgl_wine.py', '--epochs', '2', '--first-phase', '1'),
+    ('drop_in_gcn.py', '--dataset', 'wine', '--model', 'GCN', '--epochs', '2'),
+    ('drop_in_gcn.py', '--dataset', 'wine', '--model', 'IDGL', '--epochs', '2'),
+    ('learned_graph_transform.py', '--gnn', 'GAT', '--epochs', '8'),
+    ('learned_graph_transform.py', '--gnn', 'GCN', '--epochs', '8'),
+    ('learned_graph_transform.py', '--gnn', 'GraphSAGE', '--epochs', '8'),
+    ('custom_metric.py', '--epochs', '2'),
+    ('inductive_nodes.py', '--epochs', '2'),
+]
+PLANETOID = [
+    ('idgl_cora.py', '--epochs', '2'),
+    ('drop_in_gcn.py', '--model', 'GCN', '--epochs', '2'),
+    ('drop_in_gcn.py', '--model', 'IDGL', '--epochs', '2'),
+    ('idgl_anch_pubmed.py', '--epochs', '1', '--anchors', '50'),
+]
+
+
+def start(script, *args, root, cwd):
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / script), '--root', str(root), *args],
+        cwd=cwd,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def run(*command, root, cwd):
+    result = start(*command, root=root, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_example_is_run():
+    scripts = {path.name for path in EXAMPLES.glob('*.py')}
+    assert scripts == {command[0] for command in EMBEDDED + PLANETOID}
+
+
+@pytest.mark.parametrize('command', EMBEDDED, ids=' '.join)
+def test_embedded_example(command, tmp_path):
+    stdout = run(*command, root='data', cwd=tmp_path)
+    assert 'test' in stdout.lower()
+    if command[0] == 'demo.py':
+        for name in ['GCN without a graph', 'GCN on the 24-NN graph', 'IDGL']:
+            assert f'\n{name} ' in stdout
+        picture = (tmp_path / 'picture.png').read_bytes()
+        assert picture.startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('command', PLANETOID, ids=' '.join)
+def test_planetoid_example(command, data_root, tmp_path):
+    stdout = run(*command, root=data_root, cwd=tmp_path)
+    assert 'test accuracy' in stdout.lower()
+
+
+def test_missing_data_is_named(tmp_path):
+    result = start('idgl_cora.py', root='data', cwd=tmp_path)
+    assert result.returncode != 0
+    assert 'FileNotFoundError' in result.stderr
+    assert 'ind.cora.allx' in result.stderr
