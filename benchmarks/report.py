@@ -36,11 +36,12 @@ MAIN_ROWS = [
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
 TIME_DATASETS = ('cora', 'citeseer', 'pubmed')
 
+# A table in Markdown, and the row and column of each cell that is missing.
+Table = tuple[str, list[tuple[str, str]]]
 
-def accuracy_table(
-    names: list[str], datasets: tuple[str, ...], folder: Path
-) -> tuple[str, list[str]]:
-    """A table of test accuracies, and the names of the cells that are missing."""
+
+def accuracy_table(names: list[str], datasets: tuple[str, ...], folder: Path) -> Table:
+    """A table of test accuracies, and the cells that are missing."""
     reported = read_yaml(CONFIGS / 'reported.yaml')['accuracy']
     tuned = read_yaml(CONFIGS / 'tuned.yaml')
     rows, missing = [], []
@@ -57,7 +58,7 @@ def accuracy_table(
             text, complete = accuracy_cell(content, figure, offered)
             cells.append(text)
             if not complete:
-                missing.append(f'{system.title} on {TITLES[dataset]}')
+                missing.append((system.title, TITLES[dataset]))
         if any(cell != '–' for cell in cells):
             rows.append([system.title, *cells])
     return table(['', *(TITLES[d] for d in datasets)], rows), missing
@@ -67,7 +68,8 @@ def accuracy_cell(
     content: dict | None, figure: float | str | None, offered: bool
 ) -> tuple[str, bool]:
     """The text of a cell, and whether all its runs are there."""
-    beside = {None: '', 'memory': ' (out of memory)'}.get(figure, f' ({figure})')
+    beside = '' if figure is None else f' ({figure})'
+    beside = beside.replace('memory', 'out of memory')
     runs = content['runs'] if content else []
     if not runs:
         if offered:
@@ -79,7 +81,7 @@ def accuracy_cell(
     return text + beside, len(runs) >= RUNS
 
 
-def time_table(folder: Path) -> tuple[str, list[str]]:
+def time_table(folder: Path) -> Table:
     """Seconds until training stops, as a multiple of GCN's, and the paper's."""
     reported = read_yaml(CONFIGS / 'reported.yaml')['seconds']
     content = read_json(folder / 'training_time.json') or {'runs': []}
@@ -102,14 +104,14 @@ def time_table(folder: Path) -> tuple[str, list[str]]:
                 row.append(text + beside)
             elif dataset in SUPPORTED[system.base]:
                 row.append(f'missing{beside}')
-                missing.append(f'{system.title} on {TITLES[dataset]}')
+                missing.append((system.title, TITLES[dataset]))
             else:
                 row.append('–')
         rows.append(row)
     return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
 
 
-def make_tables(folder: Path = RESULTS) -> dict[str, tuple[str, list[str]]]:
+def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
     """All tables by the name of their markers."""
     ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
     return {
@@ -119,15 +121,23 @@ def make_tables(folder: Path = RESULTS) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def update(text: str, tables: dict[str, tuple[str, list[str]]]) -> tuple[str, list]:
+def describe(missing: list[tuple[str, str]]) -> str:
+    """A sentence that names the missing cells, row by row."""
+    rows: dict[str, list[str]] = {}
+    for row, column in missing:
+        rows.setdefault(row, []).append(column)
+    cells = '; '.join(f'{row}: {", ".join(columns)}' for row, columns in rows.items())
+    return f'Missing: {cells}.' if missing else 'Complete.'
+
+
+def update(text: str, tables: dict[str, Table]) -> tuple[str, list]:
     """Replaces what stands between markers; returns also the names not found."""
     absent = []
     for name, (content, missing) in tables.items():
-        content += f'\n\nMissing: {", ".join(missing)}.' if missing else ''
+        content += f'\n\n{describe(missing)}' if missing else ''
         pattern = rf'(<!-- results:{name} -->).*?(<!-- /results:{name} -->)'
-        text, count = re.subn(
-            pattern, lambda m, c=content: f'{m[1]}\n{c}\n{m[2]}', text, flags=re.S
-        )
+        replacement = rf'\1\n{content}\n\2'  # Tables hold no backslashes.
+        text, count = re.subn(pattern, replacement, text, flags=re.S)
         if count == 0:
             absent.append(name)
     return text, absent
@@ -141,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     tables = make_tables(args.results)
     for name, (content, missing) in tables.items():
         print(f'## {name}\n\n{content}\n')
-        print(f'Missing: {", ".join(missing)}.\n' if missing else 'Complete.\n')
+        print(f'{describe(missing)}\n')
     if args.update:
         text, absent = update(args.update.read_text(encoding='utf-8'), tables)
         args.update.write_text(text, encoding='utf-8')

@@ -149,7 +149,7 @@ def search(
                 record = {'dev': 0.0, 'dev_loss': 1e9, 'epochs': 0, 'seconds': 0.0}
                 print(f'trial {number}: {error}', file=sys.stderr)
             kept = ('dev', 'dev_loss', 'epochs', 'best_epoch', 'seconds')
-            line = {'trial': number, 'seed': run_seed, 'params': params}
+            line: dict[str, Any] = {'trial': number, 'seed': run_seed, 'params': params}
             line |= {key: record[key] for key in kept if key in record}
             append_log(file, line)
             print(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import common
 from common import RESULTS, read_json, write_json
-from report import TIME_DATASETS, TIME_ROWS, time_table
+from report import TIME_DATASETS, TIME_ROWS, describe, time_table
 from systems import SUPPORTED, System, load_settings, run
 
 
@@ -93,9 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         folder=args.results,
     )
     content, missing = time_table(args.results)
-    print(f'\n{content}\n')
-    if missing:
-        print(f'Missing: {", ".join(missing)}.')
+    print(f'\n{content}\n\n{describe(missing)}')
     return 0
 
 

@@ -167,7 +167,7 @@ def diffuse(
 
 
 def pagerank_top_k(
-    edge_index: Tensor, n: int, alpha: float, k: int, block: int = 512
+    edge_index: Tensor, n: int, alpha: float, k: int, block: int = 64
 ) -> tuple[Tensor, Tensor]:
     r"""The :obj:`k` largest entries of each column of
     :math:`\alpha (I - (1 - \alpha) T)^{-1}`, with :math:`T` the normalised graph with
@@ -177,7 +177,7 @@ def pagerank_top_k(
     adj = to_torch_csr_tensor(index, (1 - alpha) * value, (n, n))
     # The eigenvalues of (1 - α) T are within ±(1 - α), which gives the rate.
     rho = 1 - alpha
-    steps = math.ceil(math.log(5e-8) / math.log(rho / (1 + math.sqrt(1 - rho**2))))
+    steps = math.ceil(math.log(1e-6) / math.log(rho / (1 + math.sqrt(1 - rho**2))))
     rows, weights = [], []
     for columns in torch.arange(n).split(block):
         start = torch.zeros(n, columns.numel())
@@ -185,7 +185,8 @@ def pagerank_top_k(
         before, x, omega = start, adj @ start + start, 2.0
         for _ in range(steps):
             omega = 1 / (1 - rho**2 / 4 * omega)
-            before, x = x, omega * (adj @ x + start - before) + before
+            after = (adj @ x).add_(start).sub_(before).mul_(omega).add_(before)
+            before, x = x, after
         weight, row = x.topk(min(k, n), dim=0)
         rows.append(row.t())
         weights.append(weight.t())

@@ -187,14 +187,20 @@ def test_report(tmp_path):
     assert cell(markdown, 'IDGL', 'ogbn-arxiv') == '(out of memory)'
     assert cell(markdown, 'GAT', 'Wine') == '–'
     assert cell(markdown, 'GCN (tuned)', 'Cora') == 'missing'
-    assert 'GAT on Cora' in missing and 'GCN on Cora' in missing
-    assert 'IDGL on Cora' not in missing and 'GAT on Wine' not in missing
+    assert ('GAT', 'Cora') in missing and ('GCN', 'Cora') in missing
+    assert ('IDGL', 'Cora') not in missing and ('GAT', 'Wine') not in missing
 
     markdown, missing = tables['ablations']
     assert cell(markdown, 'IDGL w/o IL', 'Cora') == '80.0 ± 0.0 (83.5)'
     assert cell(markdown, 'IDGL w/o graph reg.', 'Cora') == 'missing (84.3)'
-    assert 'IDGL w/o IL on Cora' not in missing
-    assert 'IDGL w/o graph reg. on Cora' in missing
+    assert ('IDGL w/o IL', 'Cora') not in missing
+    assert ('IDGL w/o graph reg.', 'Cora') in missing
+
+
+def test_describe():
+    missing = [('A', 'x'), ('B', 'x'), ('B', 'y')]
+    assert report.describe(missing) == 'Missing: A: x; B: x, y.'
+    assert report.describe([]) == 'Complete.'
 
 
 def test_accuracy_cell():
@@ -215,7 +221,7 @@ def test_report_of_times(tmp_path):
     assert cell(markdown, 'IDGL', 'Cora') == '20.0 ± 0.7 s, 10.0× (237)'
     assert cell(markdown, 'GAT', 'Cora') == 'missing (26)'
     assert cell(markdown, 'LDS', 'Pubmed') == '–'
-    assert 'GAT on Cora' in missing and 'LDS on Pubmed' not in missing
+    assert ('GAT', 'Cora') in missing and ('LDS', 'Pubmed') not in missing
 
 
 def test_update_readme(tmp_path, capsys):
@@ -230,7 +236,7 @@ def test_update_readme(tmp_path, capsys):
     assert text.endswith('<!-- /results:main -->\n\nAfter\n')
     assert 'old' not in text
     assert '84.0 ± 0.0 (84.5)' in text
-    assert 'Missing: GCN on Cora' in text
+    assert 'Missing: GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): ' in text
     assert 'no markers for: ablations, training-time' in capsys.readouterr().out
     # Once more changes nothing.
     assert update(text, make_tables(tmp_path))[0] == text

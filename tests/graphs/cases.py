@@ -284,7 +284,7 @@ for _form in FORMS:
     BUILDERS[f'{_form}/inner'] = lambda s, a=None, seed=0, f=_form: inner_case(
         f, s, a, seed
     )
-for _form in ('dense-eps', 'tiled-eps', 'sparse-eps', 'sparse-top'):
+for _form in ('dense-eps', 'tiled-eps', 'sparse-eps'):
     BUILDERS[f'{_form}/pair'] = lambda s, a=None, seed=0, f=_form: pair_case(
         f, s, a, seed
     )

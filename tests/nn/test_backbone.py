@@ -184,7 +184,7 @@ def test_jumping_knowledge(cls, jk):
         {'act': 'tanh', 'jk': 'cat'},
         {'act': 'leaky_relu', 'act_kwargs': {'negative_slope': 0.3}},
         {'act': torch.nn.Sigmoid()},
-        {'act': torch.tanh},
+        {'act': torch.nn.Tanh()},
         {'act': 'prelu', 'num_layers': 1},
         {'act': None},
         {'act': None, 'num_layers': 1},

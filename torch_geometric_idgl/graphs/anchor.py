@@ -2,11 +2,10 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 from .signal import Signal
@@ -46,11 +45,11 @@ class AnchorGraph(GraphOperator):
         """The graphs the anchors belong to."""
         return self.affinity.cols
 
-    @cached_property
+    @cached_tensor
     def _node_scale(self) -> Tensor:
         return safe_reciprocal(self.affinity.row_sum())
 
-    @cached_property
+    @cached_tensor
     def _anchor_scale(self) -> Tensor:
         return safe_reciprocal(self.affinity.col_sum())
 

@@ -9,12 +9,12 @@ operator that answers them, and no model ever holds "a matrix".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern
 from .signal import Signal
@@ -81,7 +81,7 @@ class GraphOperator(ABC):
         r"""The degrees :math:`\mathbf{A} \mathbf{1}`, of shape :obj:`[n]`."""
         return self._row_sum
 
-    @cached_property
+    @cached_tensor
     def _row_sum(self) -> Tensor:
         return self.matmul(self._ones(self.cols)).squeeze(1)
 
@@ -181,7 +181,7 @@ class Affinity(GraphOperator):
         r""":math:`\mathbf{A}^{\top} \mathbf{1}`."""
         return self.row_sum() if self.symmetric else self._col_sum
 
-    @cached_property
+    @cached_tensor
     def _col_sum(self) -> Tensor:
         return self.t_matmul(self._ones(self.rows)).squeeze(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.autograd import first_order
 from ..ops.layout import Layout
 from .base import Affinity
 from .signal import Signal
@@ -44,6 +45,7 @@ class _NormalTerms(torch.autograd.Function):
         return norm, inner
 
     @staticmethod
+    @first_order
     def backward(ctx, grad_norm, grad_inner):
         value, weight, normal, gram = ctx.saved_tensors
         outer = 2.0 * grad_norm.view(-1, 1, 1) * normal
@@ -110,7 +112,7 @@ class DenseGraph(Affinity):
         return self._normal_terms(weight, None)[0]
 
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.num_features <= self.cols.max_size:
+        if signal.num_features <= self.cols.max_size or signal.requires_grad:
             return super().normal_gram_inner(weight, signal)
         return self._normal_terms(weight, signal)[1]
 

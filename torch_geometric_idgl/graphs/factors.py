@@ -5,11 +5,11 @@ r"""Factors :math:`\mathbf{U}` of graphs :math:`\mathbf{A} = \mathbf{U}
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.cosine import weighted_unit_vectors
 from ..ops.features import matmul, square
 from ..ops.layout import Layout
@@ -55,12 +55,12 @@ class DenseFactor(Factor):
     def dtype(self) -> torch.dtype:
         return self.value.dtype
 
-    @cached_property
+    @cached_tensor
     def padded(self) -> Tensor:
         """The vectors, padded: :obj:`[B, N, K]`."""
         return self.layout.pad(self.value)
 
-    @cached_property
+    @cached_tensor
     def gram(self) -> Tensor:
         r""":math:`\mathbf{U}^{\top} \mathbf{U}` of each graph: :obj:`[B, K, K]`."""
         return self.project(self.value)
@@ -117,14 +117,15 @@ class WeightedFactor(Factor):
 
     def expand(self, coefficient: Tensor) -> Tensor:
         graphs, features, _ = coefficient.shape
-        by_head = coefficient.view(graphs, features, self.heads, -1)
+        width = coefficient.size(2) // self.heads
+        by_head = coefficient.view(graphs, features, self.heads, width)
         by_head = by_head * self.sq_weight.t().unsqueeze(-1)
         blocks, layout = self.signal.blocks, self.layout
         if isinstance(blocks, SparseMatrix):
-            out = blocks.matmul(by_head.reshape(graphs * features, -1))
+            out = blocks.matmul(by_head.flatten(2).flatten(0, 1))
         else:
             out = layout.unpad(layout.pad(blocks) @ by_head.flatten(2))
-        out = out.view(layout.num_rows, self.heads, -1)
+        out = out.view(layout.num_rows, self.heads, width)
         return (out * self.scale.unsqueeze(-1)).sum(1)
 
     def sq_norm(self) -> Tensor:

@@ -2,11 +2,10 @@ r"""The graph that nothing of size :math:`n^2` is ever formed for."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
 from .base import Affinity, Change
@@ -55,7 +54,7 @@ class LowRankGraph(Affinity):
         with_ones = torch.cat([x, self._ones(self.cols)], dim=1)
         product = self.left.expand(self.right.project(with_ones))
         self._observed = (x, product[:, :-1])
-        self.__dict__['_row_sum'] = product[:, -1]
+        self._row_sum = product[:, -1]
 
     def matmul(self, x: Tensor) -> Tensor:
         if self._observed is not None and x is self._observed[0]:
@@ -73,7 +72,7 @@ class LowRankGraph(Affinity):
     def sq_norm(self) -> Tensor:
         return self._sq_norm
 
-    @cached_property
+    @cached_tensor
     def _sq_norm(self) -> Tensor:
         if isinstance(self.left, WeightedFactor):
             return self.left.sq_norm() if self.symmetric else self._explicit.sq_norm()
@@ -93,13 +92,13 @@ class LowRankGraph(Affinity):
         assert isinstance(self.right, DenseFactor)
         return self.left, self.right
 
-    @cached_property
+    @cached_tensor
     def _explicit(self) -> DenseGraph:
-        """The entries of a node-anchor affinity whose factor is never formed."""
+        """The entries, for what a factor that is never formed cannot answer."""
         assert isinstance(self.left, WeightedFactor)
-        assert isinstance(self.right, SelectedFactor)
-        value = self.left.affinity(self.right.index, self.cols)
-        return DenseGraph(value, self.rows, self.cols)
+        index = self.right.index if isinstance(self.right, SelectedFactor) else None
+        value = self.left.affinity(index, self.cols)
+        return DenseGraph(value, self.rows, self.cols, self.symmetric)
 
     def values_at(self, pattern: Pattern) -> Tensor:
         if not self.factored:
@@ -126,7 +125,7 @@ class LowRankGraph(Affinity):
             # U'^T D and D^T D give all the rest, the next U^T U included.
             cross = u_old.project(d.value)
             e, t_cross = d, cross.transpose(1, 2) + d.gram
-            u.__dict__.setdefault('gram', u_old.gram + cross + t_cross)
+            u.gram = u_old.gram + cross + t_cross
         else:
             e = DenseFactor(v.value - v_old.value, v.layout)
             cross, t_cross = u_old.project(d.value), e.project(v.value)

@@ -2,11 +2,10 @@ r"""Graphs made of other graphs."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 
@@ -33,7 +32,7 @@ class RowNormalized(GraphOperator):
     def dtype(self) -> torch.dtype:
         return self.graph.dtype
 
-    @cached_property
+    @cached_tensor
     def _scale(self) -> Tensor:
         return safe_reciprocal(self.graph.row_sum()).unsqueeze(1)
 

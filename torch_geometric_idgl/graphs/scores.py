@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 
+from ..ops.autograd import first_order
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 from .factors import WeightedFactor
@@ -37,6 +38,8 @@ def tiles(rows: Layout, cols: Layout, entries: int = _TILE_ENTRIES) -> Iterator[
 
 class Scores(ABC):
     """Similarities of rows (nodes) and columns (nodes or anchors) of each graph."""
+
+    makes_new_blocks: bool = True  # so that they may be changed in place
 
     def __init__(
         self, rows: Layout, cols: Layout, leaves: tuple[Tensor, ...], symmetric: bool
@@ -115,6 +118,8 @@ class PairScores(Scores):
         cols (Layout): The graphs of the columns.
         symmetric (bool): Whether swapping the arguments transposes the result.
     """
+
+    makes_new_blocks = False  # a user's module may hold on to what it returns
 
     def __init__(
         self,
@@ -223,6 +228,7 @@ class _WeightedProduct(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         scale_many, scale_few, sq_weight, *products = ctx.saved_tensors
         row, col = ctx.few.pattern.row, ctx.few.pattern.col
@@ -248,6 +254,7 @@ class _Entries(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         scores, pattern = ctx.scores, ctx.pattern
         leaves = tuple(

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..ops.autograd import first_order
 from ..ops.features import (
     FeatureGram,
     Features,
@@ -42,6 +43,7 @@ class _WeightedGrams(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         parts = [
             torch.stack([((block @ g) * block).sum(1) for g in grad], dim=1)
@@ -87,6 +89,11 @@ class Signal:
     @property
     def is_sparse(self) -> bool:
         return isinstance(self.x, SparseMatrix)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are to reach the features."""
+        return isinstance(self.x, Tensor) and self.x.requires_grad
 
     @cached_property
     def nonnegative(self) -> bool:
@@ -280,4 +287,8 @@ class Signal:
             first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
             sparse = isinstance(self.x, SparseMatrix)
             x = self._graph_rows(graph) if sparse else self.x[first:last]  # type: ignore
-            yield _WeightedGrams.apply(x, weight[first:last])  # [Q, d, d]
+            if self.requires_grad:
+                c = weight[first:last].t().unsqueeze(-1)  # [Q, n, 1]
+                yield x.t() @ (c * x)  # type: ignore[union-attr, operator]
+            else:
+                yield _WeightedGrams.apply(x, weight[first:last])  # [Q, d, d]

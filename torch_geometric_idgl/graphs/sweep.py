@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.autograd import first_order
 from ..ops.numeric import widen
 from .scores import InnerScores, Scores, Tile, tiles
 from .signal import Signal
@@ -47,10 +48,10 @@ class Entries:
         size = _KEPT_TILE if keep else _PASSING_TILE
         self.tiles: list[Tile] = list(tiles(scores.rows, scores.cols, size))
         self._kept: dict[Tile, Tensor] | None = {} if keep else None
-        # What products leave behind for the one backward.
-        self.left: list[Tensor] = []
-        self.right: list[Tensor] = []
-        self.full: list[Tensor] = []
+        # What the products of one backward pass leave behind, and which pass that is.
+        self._left: list[Tensor] = []
+        self._right: list[Tensor] = []
+        self._task = -1
 
     def tile(self, tile: Tile) -> Tensor:
         """The entries of a tile, without gradient."""
@@ -58,7 +59,7 @@ class Entries:
             return self._kept[tile]
         with torch.no_grad():
             block = self.scores.block(tile, self.scores.leaves)
-            if self.top_k is None:
+            if self.top_k is None and self.scores.makes_new_blocks:
                 entries = torch.threshold_(block, self.epsilon, 0.0)
             else:
                 entries = sparsify(block, self.epsilon, self.top_k)
@@ -90,10 +91,25 @@ class Entries:
             out[cols].addmm_(self.tile(tile).t(), x[rows])
         return out[:, :width]
 
-    def take_gradient(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What products have left behind since the last time."""
-        taken = self.left, self.right, self.full
-        self.left, self.right, self.full = [], [], []
+    def leave_gradient(self, left: Tensor, right: Tensor) -> None:
+        """Keep the factors of a product's gradient for the end of the backward pass.
+
+        What a pass that never reached its end has left behind is dropped.
+        """
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._left, self._right, self._task = [], [], task
+        self._left.append(left)
+        self._right.append(right)
+
+    def take_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What the products of this backward pass have left behind."""
+        taken = (
+            ([], [])
+            if self._task != torch._C._current_graph_task_id()
+            else (self._left, self._right)
+        )
+        self._left, self._right, self._task = [], [], -1
         return taken
 
 
@@ -131,10 +147,11 @@ class _Survey(torch.autograd.Function):
         return out, t_out, norm.clone(), inner.clone(), distance, x.new_zeros(())
 
     @staticmethod
+    @first_order
     def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, __):
         entries, signal = ctx.entries, ctx.signal
         x, y, *leaves = ctx.saved_tensors
-        left, right, full = entries.take_gradient()
+        left, right = entries.take_gradient()
         left = torch.cat([grad_out, y, *left], dim=1)
         right = torch.cat([x, grad_t_out, *right], dim=1)
         leaves = [
@@ -154,8 +171,6 @@ class _Survey(torch.autograd.Function):
             grad.addcmul_(block, 2.0 * grad_norm[tile[0]])
             if signal is not None:
                 grad.addcmul_(signal.gram_rows(*tile), grad_inner[tile[0]])
-            for matrix in full:
-                grad += matrix[mine, : grad.size(1)]
             _backward_tile(entries, tile, block, grad, leaves, grads)
         return None, None, None, grad_x, grad_y, *grads
 
@@ -195,11 +210,12 @@ class _Product(torch.autograd.Function):
         return entries.t_matmul(x) if transposed else entries.matmul(x)
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
         entries = ctx.entries
-        entries.left.append(x if ctx.transposed else grad)
-        entries.right.append(grad if ctx.transposed else x)
+        factors = (x, grad) if ctx.transposed else (grad, x)
+        entries.leave_gradient(*factors)
         grad_x = None
         if ctx.needs_input_grad[2]:
             back = entries.matmul if ctx.transposed else entries.t_matmul
@@ -207,6 +223,7 @@ class _Product(torch.autograd.Function):
         return None, grad.new_zeros(()), grad_x, None
 
 
+@torch.compiler.disable
 def survey(
     entries: Entries,
     x: Tensor,
@@ -222,6 +239,7 @@ def survey(
     return _Survey.apply(entries, signal, previous, x, y, *entries.scores.leaves)
 
 
+@torch.compiler.disable
 def product(entries: Entries, token: Tensor, x: Tensor, transposed: bool) -> Tensor:
     """A further product with the graph, after its :func:`survey`."""
     return _Product.apply(entries, token, x, transposed)

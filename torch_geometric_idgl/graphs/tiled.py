@@ -2,12 +2,12 @@ r"""The graph that makes its entries when asked, and forgets or keeps them."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops.caching import cached_tensor
 from ..ops.sparse import Pattern
 from .base import Affinity
 from .dense import DenseGraph
@@ -61,6 +61,7 @@ class TiledGraph(Affinity):
         self.symmetric = scores.symmetric and top_k is None
         self.entries = Entries(scores, epsilon, top_k, keep)
         self._answers: _Answers | None = None
+        self._with_grad = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,6 +74,8 @@ class TiledGraph(Affinity):
         self, x: Tensor, signal: Signal | None = None, previous: Affinity | None = None
     ) -> _Answers:
         square = self.rows is self.cols
+        if signal is not None and (signal.requires_grad or not square):
+            signal = None
         before = previous if isinstance(previous, TiledGraph) else None
         ones = self._ones(self.cols)
         with_ones = torch.cat([x, self._ones(self.rows)], dim=1)
@@ -80,17 +83,20 @@ class TiledGraph(Affinity):
             self.entries,
             with_ones if square else ones,
             with_ones[:, :0] if square else with_ones,
-            signal if square else None,
+            signal,
             None if before is None else before.entries,
         )
-        self._answers = _Answers(x, *answers, signal, before)
+        self._with_grad = torch.is_grad_enabled()
+        self._answers = _Answers(x, *answers, signal, before)  # type: ignore[call-arg]
         return self._answers
 
     @property
     def _known(self) -> _Answers:
-        if self._answers is None:
-            return self._survey(self._ones(self.rows)[:, :0])
-        return self._answers
+        answers = self._answers
+        if answers is None or (torch.is_grad_enabled() and not self._with_grad):
+            message = self._ones(self.rows)[:, :0]
+            return self._survey(message if answers is None else answers.message)
+        return answers
 
     def matmul(self, x: Tensor) -> Tensor:
         known = self._known
@@ -118,6 +124,8 @@ class TiledGraph(Affinity):
         return self._known.sq_norm
 
     def gram_inner(self, signal: Signal) -> Tensor:
+        if signal.requires_grad:
+            return super().gram_inner(signal)
         known = self._known
         if signal is not known.signal:
             known = self._survey(known.message, signal)
@@ -147,7 +155,7 @@ class TiledGraph(Affinity):
             known = self._survey(known.message, None, other)
         return known.sq_dist
 
-    @cached_property
+    @cached_tensor
     def _explicit(self) -> DenseGraph:
         return self.to_affinity()
 
@@ -163,6 +171,6 @@ class TiledGraph(Affinity):
         return self._explicit.normal_sq_norm(weight)
 
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.num_features <= self.cols.max_size:
+        if signal.num_features <= self.cols.max_size or signal.requires_grad:
             return super().normal_gram_inner(weight, signal)
         return self._explicit.normal_gram_inner(weight, signal)

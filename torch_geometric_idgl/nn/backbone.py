@@ -109,7 +109,7 @@ class Backbone(Module):
     def nonnegative(self) -> bool:
         """Whether embeddings are known to have no negative entry."""
         last = isinstance(self.act, _NONNEGATIVE)
-        if self.act_first and self.has_norm and self.num_layers > 1:
+        if self.act_first and self.has_norm and len(self.norms) > 0:
             return False
         return last and self.jk_mode != 'lstm'
 

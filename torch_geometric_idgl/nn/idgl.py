@@ -187,6 +187,11 @@ class IDGL(Module):
         check_at_least('smoothness', smoothness, 0)
         check_at_least('connectivity', connectivity, 0)
         check_at_least('sparsity', sparsity, 0)
+        if jk not in (None, 'last', 'cat', 'max', 'lstm'):
+            raise ValueError(
+                f"Expected 'jk' to be None or one of ['last', 'cat', 'max', 'lstm'] "
+                f"(got '{jk}')"
+            )
         check_probability('dropout', dropout)
         check_probability('iter_dropout', iter_dropout)
         check_probability('feature_dropout', feature_dropout)
@@ -364,7 +369,7 @@ class IDGL(Module):
             z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
             predictions.append(self.backbone.start_prediction(z, projected, mixed))
 
-            trace.regs.append(where_active(active, reg, trace.regs[-1], layout))
+            trace.regs.append(torch.where(active, reg, trace.regs[-1]))
             trace.num_iters = trace.num_iters + active
             trace.refined.append(active)
             if self.tol is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import is_torch_sparse_tensor
+from torch_geometric.utils import coalesce, is_torch_sparse_tensor
 
 from ..graphs import Signal, SparseGraph
 from ..ops.knn import knn_graph
@@ -98,10 +98,11 @@ def _checked(
             f"Expected 'edge_weight' to be of shape [{edge_index.size(1)}], one for "
             f'each edge (got {list(weight.shape)})'
         )
-    if weight.numel() and not bool((weight.detach() >= 0).all()):
+    value = weight.detach()
+    if not bool(((value >= 0) & value.isfinite()).all()):
         raise ValueError(
             f"Expected 'edge_weight' to be finite and not negative "
-            f'(got a minimum of {float(weight.detach().min())})'
+            f'(got values from {float(value.min())} to {float(value.max())})'
         )
     return edge_index, weight
 
@@ -133,9 +134,10 @@ def given_graph(
         )
     elif weight is None:
         weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-    source, target = edge_index
-    matrix = SparseMatrix.from_coo(target, source, weight, (num_nodes, num_nodes))
-    return SparseGraph(matrix.pattern, matrix.value, layout, layout)
+    # Parallel edges become one (as products would treat them anyway).
+    (row, col), weight = coalesce(edge_index.flip(0), weight, num_nodes)
+    pattern = Pattern.from_sorted(row, col, (num_nodes, num_nodes))
+    return SparseGraph(pattern, weight, layout, layout)
 
 
 def knn_initial_graph(signal: Signal, k: int) -> SparseGraph:

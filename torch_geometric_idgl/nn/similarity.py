@@ -273,6 +273,11 @@ def metric_resolver(metric: MetricLike, in_channels: int, heads: int) -> Metric:
                 f"Expected 'metric' to be one of {sorted(known)} (got '{metric}')"
             )
         return known[metric]()
+    if not callable(metric):
+        raise TypeError(
+            f"Expected 'metric' to be a name, a module or a function of input channels "
+            f"(got '{type(metric).__name__}')"
+        )
     module = (
         copy.deepcopy(metric) if isinstance(metric, Module) else metric(in_channels)
     )

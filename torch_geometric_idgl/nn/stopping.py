@@ -31,8 +31,7 @@ def still_changing(
 
 
 def where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:
-    """New values for graphs that still iterate; those that have stopped keep theirs."""
+    """New rows for the nodes of graphs that still iterate; the others keep theirs."""
     if layout.num_graphs == 1:
         return new
-    rows = active[layout.batch] if new.size(0) == layout.num_rows else active
-    return torch.where(rows if new.dim() == 1 else rows.unsqueeze(1), new, old)
+    return torch.where(active[layout.batch].unsqueeze(1), new, old)

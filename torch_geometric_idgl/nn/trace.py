@@ -116,9 +116,7 @@ class Trace:
         # letting the others stand at the first graph's outputs, then taking these off.
         total = first + first
         for count in counts:
-            rows = self.num_iters == count
-            if first_out.size(0) == self.layout.num_rows:
-                rows = rows[self.layout.batch]
+            rows = (self.num_iters == count)[self.layout.batch]
             for out in self.outs[1 : count + 1]:
                 mixed = torch.where(rows.unsqueeze(-1), out, first_out)
                 total = total + (fn(mixed) - first) / count

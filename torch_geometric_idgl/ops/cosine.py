@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .autograd import first_order
 from .numeric import safe_rsqrt
 
 __all__ = ['weighted_unit_vectors']
@@ -22,6 +23,7 @@ class _WeightedUnitVectors(torch.autograd.Function):
         return out.mul_(x.unsqueeze(1)).flatten(1)
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         x, weight, scale = ctx.saved_tensors
         heads, channels = weight.shape

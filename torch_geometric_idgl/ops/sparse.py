@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autograd import first_order
+
 __all__ = ['Pattern', 'SparseMatrix', 'sddmm', 'spmm']
 
 _CHUNK = 1 << 24  # entries of a gathered block in `sddmm`
@@ -101,6 +103,7 @@ class _SpMM(torch.autograd.Function):
         return _bag_sum(matrix.pattern, value, dense)
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         _, dense = ctx.saved_tensors
         pattern = ctx.matrix.pattern
@@ -121,6 +124,7 @@ class _SDDMM(torch.autograd.Function):
         return _pair_dot(pattern.row, pattern.col, a, b)
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         a, b = ctx.saved_tensors
         pattern = ctx.pattern

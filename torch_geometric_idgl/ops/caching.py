@@ -1,0 +1,35 @@
+"""Tensors computed once, but not once without gradient for those who need one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+__all__ = ['cached_tensor']
+
+T = TypeVar('T')
+
+
+class cached_tensor(Generic[T]):
+    """Like :func:`functools.cached_property`; what was computed under
+    :func:`torch.no_grad` is computed again when gradients are wanted.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f'_cached_{name}'
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        known = instance.__dict__.get(self.name)
+        if known is None or (torch.is_grad_enabled() and not known[1]):
+            known = self.__set__(instance, self.compute(instance))
+        return known[0]
+
+    def __set__(self, instance: Any, value: T) -> tuple[T, bool]:
+        known = instance.__dict__[self.name] = (value, torch.is_grad_enabled())
+        return known
