@@ -130,25 +130,29 @@ class Mixture(GraphOperator):
         own = [(w, g.matmul(x)) for w, g in self.terms if not isinstance(g, Memoized)]
         return _weighted_sum(own) if own else None
 
+    def shared_terms(self) -> list[tuple[float, GraphOperator]]:
+        """The terms that other mixtures have as well."""
+        return [(w, graph) for w, graph in self.terms if isinstance(graph, Memoized)]
 
-def shared_products(mixtures: list[Mixture], inputs: list[Tensor]) -> list[Tensor]:
-    """The products of mixtures, each with its input, in the terms they share: every
-    shared graph is multiplied once, with all the inputs side by side.
+
+def shared_products(
+    terms: list[list[tuple[float, GraphOperator]]], inputs: list[Tensor]
+) -> list[Tensor]:
+    """The products of several sums of shared graphs, each with an input of its own:
+    every graph is multiplied once, with all the inputs side by side.
     """
     together = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
     width = inputs[0].size(1)
-    products: dict[int, list[Tensor]] = {}
+    products: dict[int, tuple[Tensor, ...]] = {}
     out = []
-    for step, mixture in enumerate(mixtures):
+    for step, (own_terms, x) in enumerate(zip(terms, inputs, strict=True)):
         parts = []
-        for weight, graph in mixture.terms:
-            if not isinstance(graph, Memoized):
-                continue
+        for weight, graph in own_terms:
             if id(graph) not in products:
-                product = graph.graph.matmul(together)
-                products[id(graph)] = list(product.split(width, dim=1))
+                product = graph.matmul(together)
+                products[id(graph)] = product.split(width, dim=1)
             parts.append((weight, products[id(graph)][step]))
-        out.append(_weighted_sum(parts) if parts else torch.zeros_like(inputs[step]))
+        out.append(_weighted_sum(parts) if parts else torch.zeros_like(x))
     return out
 
 

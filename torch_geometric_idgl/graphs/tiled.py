@@ -2,6 +2,7 @@ r"""The graph that makes its entries when asked, and forgets or keeps them."""
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class _Answers(NamedTuple):
     sq_dist: Tensor
     token: Tensor
     signal: Signal | None
-    previous: TiledGraph | None
+    previous: weakref.ref | None  # weak, or every graph would keep all before it
 
 
 class TiledGraph(Affinity):
@@ -87,7 +88,8 @@ class TiledGraph(Affinity):
             None if before is None else before.entries,
         )
         self._with_grad = torch.is_grad_enabled()
-        self._answers = _Answers(x, *answers, signal, before)  # type: ignore[call-arg]
+        known = None if before is None else weakref.ref(before)
+        self._answers = _Answers(x, *answers, signal, known)  # type: ignore[call-arg]
         return self._answers
 
     @property
@@ -151,7 +153,7 @@ class TiledGraph(Affinity):
         if torch.is_grad_enabled():
             return self.to_affinity().sq_dist(other.to_affinity())
         known = self._known
-        if other is not known.previous:
+        if known.previous is None or other is not known.previous():
             known = self._survey(known.message, None, other)
         return known.sq_dist
 

@@ -36,7 +36,7 @@ _NONNEGATIVE = (
 class Prediction(NamedTuple):
     """Outputs on one graph, finished or waiting for the terms all graphs share."""
 
-    graph: Mixture
+    shared: list[tuple[float, GraphOperator]]
     projected: Any = None
     message: Tensor | None = None
     own: Tensor | None = None
@@ -141,13 +141,14 @@ class Backbone(Module):
     def start_prediction(self, z: Tensor, first: Any, graph: Mixture) -> Prediction:
         """The outputs of one graph, but for what all graphs share."""
         if self.lin is not None:
-            return Prediction(graph, out=self.lin(z))
+            return Prediction([], out=self.lin(z))
         conv = self.convs[-1]
         projected = first if not self.norms else conv.project(z)  # type: ignore
         if not conv.single_product:
-            return Prediction(graph, out=conv.propagate(projected, graph))  # type: ignore
+            return Prediction([], out=conv.propagate(projected, graph))  # type: ignore
         message = conv.message(projected)  # type: ignore[operator]
-        return Prediction(graph, projected, message, graph.own_matmul(message))
+        own = graph.own_matmul(message)
+        return Prediction(graph.shared_terms(), projected, message, own)
 
     def finish_predictions(self, started: list[Prediction]) -> list[Tensor]:
         """The outputs of all graphs; shared terms are multiplied once for all."""
@@ -155,7 +156,7 @@ class Backbone(Module):
             return [prediction.out for prediction in started]  # type: ignore[misc]
         finish = self.convs[-1].finish
         shared = shared_products(
-            [prediction.graph for prediction in started],
+            [prediction.shared for prediction in started],
             [prediction.message for prediction in started],  # type: ignore[misc]
         )
         outs = []
