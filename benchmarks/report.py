@@ -111,6 +111,52 @@ def time_table(folder: Path) -> Table:
     return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
 
 
+def speed_table(folder: Path) -> Table:
+    """An epoch against the literal algorithm and GCN, and against size."""
+    content = read_json(folder / 'speed.json')
+    if not content:
+        return 'missing', [('speed', 'all')]
+    rows, missing = [], []
+    for row in content.get('epochs', []):
+        if 'gcn_epochs' not in row:
+            continue
+        cells = [TITLES[row['data']], System.parse(row['system']).title]
+        cells.append(f'{row["seconds"]["idgl"] * 1e3:,.0f} ms')
+        cells.append(f'{row["speedup"]:.0f}×' if 'speedup' in row else '–')
+        cells.append(f'{row["gcn_epochs"]:.1f}')
+        cells.append(f'{row["peak_mb"]:,.0f} MB')
+        other = row.get('reference_peak_mb')
+        cells.append(f'{other:,.0f} MB' if other else '–')
+        rows.append(cells)
+    head = ['data', 'model', 'epoch', 'faster than the literal algorithm']
+    head += ['GCN epochs', 'memory', 'memory of the literal algorithm']
+    lines = [table(head, rows)]
+    for row in content.get('epochs', []):
+        if row['system'] == 'idgl-tiled':
+            lines.append(
+                f'IDGL with ε = 0.1 on all pairs of Pubmed (two refinements): '
+                f'{row["seconds"][0]:.0f} s and {row["peak_mb"]:,.0f} MB an epoch.'
+            )
+    for row in content.get('scaling', []):
+        last = row['points'][-1]
+        lines.append(
+            f'{row["kind"].capitalize()}: time ~ n^{row["time_exponent"]:.2f}, '
+            f'memory ~ n^{row["memory_exponent"]:.2f}; {last["n"]:,} nodes take '
+            f'{last["seconds"]:.1f} s and {last["peak_mb"]:,.0f} MB an epoch.'
+        )
+    if 'arxiv' in content:
+        arxiv = content['arxiv']
+        lines.append(
+            f'At the size of ogbn-arxiv an epoch of IDGL-Anch takes '
+            f"{arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, and "
+            f'{arxiv["idgl_anch"]["peak_mb"]:,.0f} MB.'
+        )
+    for part in ('epochs', 'scaling', 'arxiv'):
+        if part not in content:
+            missing.append(('speed', part))
+    return '\n\n'.join(lines), missing
+
+
 def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
     """All tables by the name of their markers."""
     ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
@@ -118,6 +164,7 @@ def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
         'main': accuracy_table(MAIN_ROWS, DATASETS, folder),
         'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
         'training-time': time_table(folder),
+        'speed': speed_table(folder),
     }
 
 

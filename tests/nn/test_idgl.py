@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -687,3 +688,50 @@ def test_compile(cls, backend, compiler):
     assert_close(compiled, out)
     for grad, other in zip(grads, expected, strict=True):
         assert_close(grad, other, 1e-4)
+
+
+@pytest.mark.parametrize('cls', [IDGL, IDGLAnch])
+def test_autocast_changes_nothing(cls):
+    torch.manual_seed(0)
+    model = cls(8, 16, 2, 3).eval()
+    x, edge_index = torch.rand(10, 8), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    anchors = None if cls is IDGL else torch.arange(5)
+    expected = model(x, edge_index, anchor_index=anchors)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = model(x, edge_index, anchor_index=anchors)
+    assert torch.equal(out, expected)
+
+
+def test_data_and_arguments_together_are_refused():
+    model = IDGL(8, 16, 2, 3)
+    data = Data(x=torch.rand(4, 8), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    for name, value in [
+        ('edge_index', data.edge_index),
+        ('edge_weight', torch.ones(2)),
+        ('batch', torch.zeros(4, dtype=torch.long)),
+    ]:
+        with pytest.raises(ValueError, match='data object'):
+            model(data, **{name: value})
+
+
+def test_numpy_numbers_are_numbers():
+    model = IDGL(np.int64(8), 16, 2, 3, heads=np.int64(2), epsilon=np.float32(0.5))
+    assert model(torch.rand(5, 8), tiny_graph()).shape == (5, 3)
+
+
+def tiny_graph():
+    return torch.tensor([[0, 1], [1, 0]])
+
+
+def test_sparse_features_with_gradient_are_refused():
+    x = torch.rand(4, 8).to_sparse_csr().requires_grad_()
+    with pytest.raises(ValueError, match='requires_grad'):
+        IDGL(8, 16, 2, 3)(x, tiny_graph())
+
+
+def test_cached_with_gradient_to_features():
+    model = IDGL(8, 16, 2, 3, cached=True)
+    x = torch.rand(4, 8, requires_grad=True)
+    for _ in range(2):
+        model(x, tiny_graph()).sum().backward()
+    assert x.grad.isfinite().all()

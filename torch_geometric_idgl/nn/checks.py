@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -18,21 +19,20 @@ __all__ = [
 
 def check_at_least(name: str, value: Any, bound: float, integer: bool = False) -> None:
     """Raise unless a number is at least a bound (and whole, if asked)."""
-    if isinstance(value, bool) or not isinstance(
-        value, int if integer else (int, float)
-    ):
+    if isinstance(value, bool) or not isinstance(value, Integral if integer else Real):
         kind = 'an integer' if integer else 'a number'
         raise TypeError(f"Expected '{name}' to be {kind} (got {value!r})")
-    if not value >= bound:
+    if not float(value) >= bound:
         raise ValueError(f"Expected '{name}' to be at least {bound} (got {value})")
 
 
 def check_unit_interval(name: str, value: Any, open_left: bool = False) -> None:
     """Raise unless a number is in [0, 1] (or in (0, 1])."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"Expected '{name}' to be a number (got {value!r})")
-    low = value > 0 if open_left else value >= 0
-    if not (low and value <= 1):
+    number = float(value)
+    low = number > 0 if open_left else number >= 0
+    if not (low and number <= 1):
         interval = '(0, 1]' if open_left else '[0, 1]'
         raise ValueError(f"Expected '{name}' to be in {interval} (got {value})")
 

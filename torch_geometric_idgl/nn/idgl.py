@@ -286,21 +286,23 @@ class IDGL(Module):
             The outputs (logits) of the last iteration and, if asked for, the trace.
         """
         if isinstance(x, Data):
-            return self._forward_data(
-                x, edge_index, max_iters, anchor_index, return_trace
-            )
+            given = (edge_index, edge_weight, batch, batch_size)
+            if any(argument is not None for argument in given):
+                raise ValueError(
+                    "Expected a data object to hold 'edge_index', 'edge_weight' and "
+                    "'batch' (got them as arguments besides)"
+                )
+            return self._forward_data(x, max_iters, anchor_index, return_trace)
         if max_iters is None:
             max_iters = self.max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
         inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
-        trace = self._iterate(inputs, max_iters, anchor_index)
+        # Graphs are compared by small differences: mixed precision would lose them.
+        with torch.autocast(inputs.signal.x.device.type, enabled=False):
+            trace = self._iterate(inputs, max_iters, anchor_index)
         return (trace.out, trace) if return_trace else trace.out
 
-    def _forward_data(self, data: Data, edge_index: Any, *options: Any) -> Any:
-        if edge_index is not None:
-            raise ValueError(
-                "Expected no 'edge_index' besides a data object (got both)"
-            )
+    def _forward_data(self, data: Data, *options: Any) -> Any:
         if data.x is None:
             raise ValueError("Expected 'data' to hold node features 'x' (got none)")
         max_iters, anchor_index, return_trace = options
@@ -467,7 +469,7 @@ class IDGL(Module):
             normalize=self.normalize,
             add_self_loops=self.add_self_loops,
         )
-        if self.cached:
+        if self.cached and not inputs.signal.requires_grad:
             self._cache = inputs
         return inputs
 

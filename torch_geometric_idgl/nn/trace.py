@@ -75,8 +75,8 @@ class Trace:
 
     @property
     def reg(self) -> Tensor:
-        r"""The regulariser of the joint loss, averaged over graphs: that of the first
-        graph plus the mean over each graph's own refinements.
+        r"""The regulariser of the joint loss, averaged over graphs (empty ones count as
+        zero): that of the first graph plus the mean over each graph's own refinements.
         """
         total = self.regs[0]
         if len(self.regs) > 1:

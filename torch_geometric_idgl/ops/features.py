@@ -43,6 +43,11 @@ def to_features(x: Tensor) -> Features:
     zero, and need no gradient.
     """
     if x.layout != torch.strided:
+        if x.requires_grad:
+            raise ValueError(
+                'Expected sparse features without gradient (got requires_grad=True); '
+                'pass them dense to get one'
+            )
         return SparseMatrix.from_torch(x)
     if x.requires_grad or x.numel() < _SPARSE_ENTRIES:
         return x
