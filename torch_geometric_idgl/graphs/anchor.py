@@ -9,6 +9,7 @@ from ..ops.caching import cached_tensor
 from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 from .signal import Signal
+from .sparse import SparseGraph
 
 __all__ = ['AnchorGraph']
 
@@ -63,7 +64,21 @@ class AnchorGraph(GraphOperator):
         r"""From anchors to nodes, :math:`\mathbf{\Delta}^{-1} \mathbf{R}
         \mathbf{F}'`.
         """
+        if self._transitions is not None:
+            return self._transitions.matmul(x)
         return self._node_scale.unsqueeze(1) * self.affinity.matmul(x)
+
+    @cached_tensor
+    def _transitions(self) -> SparseGraph | None:
+        r"""Sparse :math:`\mathbf{\Delta}^{-1} \mathbf{R}`: scaling a few entries once
+        spares autograd an unscaled copy of every product.
+        """
+        affinity = self.affinity
+        if not isinstance(affinity, SparseGraph):
+            return None
+        return affinity.with_value(
+            affinity.value * self._node_scale[affinity.pattern.row]
+        )
 
     def matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`

@@ -21,6 +21,8 @@ from .autograd import first_order
 __all__ = ['Pattern', 'SparseMatrix', 'sddmm', 'spmm']
 
 _CHUNK = 1 << 24  # entries of a gathered block in `sddmm`
+_DENSE_DOTS = 0.01  # share of places above which it multiplies dense tiles instead
+_TILE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,33 @@ def _bag_sum(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
     )
 
 
-def _pair_dot(row: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    step = max(1, _CHUNK // max(1, a.size(1)))
+def _pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of rows of a and b at the places of a pattern."""
+    width = max(1, a.size(1))
+    if width > 1 and pattern.nnz > _DENSE_DOTS * a.size(0) * b.size(0):
+        return _dense_pair_dot(pattern, a, b)
+    row, col = pattern.row, pattern.col
+    step = max(1, _CHUNK // width)
     if row.numel() <= step:
         return (a[row] * b[col]).sum(-1)
     dots = [
         (a[r] * b[c]).sum(-1)
         for r, c in zip(row.split(step), col.split(step), strict=True)
     ]
+    return torch.cat(dots)
+
+
+def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    """The same by dense row tiles: reading rows for every place is slower than
+    multiplying, unless places are few.
+    """
+    step = max(1, _TILE // max(1, b.size(0)))
+    bounds = pattern.rowptr[::step].tolist() + [pattern.nnz]
+    dots = []
+    for i, start in enumerate(range(0, a.size(0), step)):
+        places = slice(bounds[i], bounds[i + 1] if start + step < a.size(0) else None)
+        block = a[start : start + step] @ b.t()
+        dots.append(block[pattern.row[places] - start, pattern.col[places]])
     return torch.cat(dots)
 
 
@@ -109,7 +130,7 @@ class _SpMM(torch.autograd.Function):
         pattern = ctx.matrix.pattern
         grad_value = grad_dense = None
         if ctx.needs_input_grad[1]:
-            grad_value = _pair_dot(pattern.row, pattern.col, grad, dense)
+            grad_value = _pair_dot(pattern, grad, dense)
         if ctx.needs_input_grad[2]:
             transposed = ctx.matrix.transposed
             grad_dense = _bag_sum(transposed.pattern, transposed.value, grad)
@@ -121,7 +142,7 @@ class _SDDMM(torch.autograd.Function):
     def forward(ctx, pattern, a, b):
         ctx.pattern = pattern
         ctx.save_for_backward(a, b)
-        return _pair_dot(pattern.row, pattern.col, a, b)
+        return _pair_dot(pattern, a, b)
 
     @staticmethod
     @first_order
