@@ -11,6 +11,7 @@ memory is the peak of a fresh process for each case.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import resource
@@ -99,6 +100,7 @@ TARGETS = {
 }
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 REFINEMENTS = 10
+KINDS = ('low-rank', 'anchor', 'tiled')
 
 
 # Data -------------------------------------------------------------------------------
@@ -417,14 +419,22 @@ def describe(row: dict) -> str:
     return text
 
 
-def scaling(args: argparse.Namespace) -> list[dict]:
-    """Time and memory against the number of nodes, with fitted exponents."""
-    rows = []
-    for kind in ('low-rank', 'anchor', 'tiled'):
+def scaling(
+    args: argparse.Namespace, rows: list[dict], save: Callable[[list[dict]], None]
+) -> None:
+    """Time and memory against the number of nodes, with fitted exponents.
+
+    Rows of kinds that are not asked for stay as they are.
+    """
+    rows = [row for row in rows if row['kind'] not in args.kinds]
+    for kind in args.kinds:
         sizes = [n for n in args.sizes if kind != 'tiled' or n <= 30_000]
-        found = []
+        found: list[dict] = []
+        row: dict = {'kind': kind, 'points': found}
+        rows.append(row)
         for n in sizes:
-            case = {'job': 'large', 'kind': kind, 'n': n, 'edges': 7 * n, 'repeats': 3}
+            case = {'job': 'large', 'kind': kind, 'n': n, 'edges': 7 * n}
+            case['repeats'] = 1 if kind == 'tiled' else 3
             result = fresh(case)
             seconds, memory = median(result['seconds']), result['peak_mb']
             used = memory - result['start_mb']
@@ -434,16 +444,15 @@ def scaling(args: argparse.Namespace) -> list[dict]:
             print(
                 f'{kind:9} {n:9,} nodes {seconds:8.2f} s {memory:8.0f} MB', flush=True
             )
-        row = {'kind': kind, 'points': found}
+            if len(found) > 1:
+                row['time_exponent'] = exponent(found, 'seconds')
+                row['memory_exponent'] = exponent(found, 'used_mb')
+            save(rows)
         if len(found) > 1:
-            row['time_exponent'] = exponent(found, 'seconds')
-            row['memory_exponent'] = exponent(found, 'used_mb')
             print(
                 f'{kind:9} time ~ n^{row["time_exponent"]:.2f}, '
                 f'memory ~ n^{row["memory_exponent"]:.2f}'
             )
-        rows.append(row)
-    return rows
 
 
 def exponent(points: list[dict], key: str) -> float:
@@ -467,6 +476,11 @@ def arxiv(args: argparse.Namespace) -> dict:
         f'of GCN = {ratio:.2f} (target 1.0), {ours["peak_mb"]:.0f} MB (target 8000)'
     )
     return {'idgl_anch': ours, 'gcn': gcn, 'ratio': ratio}
+
+
+def save_part(path: Path, result: dict, name: str, part) -> None:
+    """Write the results so far, with a part of them renewed."""
+    write_json(path, result | {name: part})
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -498,6 +512,7 @@ def main() -> None:
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--only', choices=['reference', 'gcn', 'scaling', 'arxiv'])
     parser.add_argument('--sizes', type=int, nargs='+', default=list(SIZES))
+    parser.add_argument('--kinds', nargs='+', default=list(KINDS), choices=KINDS)
     parser.add_argument('--arxiv-nodes', type=int, default=169_343)
     parser.add_argument('--arxiv-edges', type=int, default=1_166_243)
     parser.add_argument('--out', type=Path, default=RESULTS / 'speed.json')
@@ -515,8 +530,10 @@ def main() -> None:
         result['epochs'] = compare(args, with_reference=args.only != 'gcn')
         write_json(args.out, result)
     if args.only in (None, 'scaling'):
-        result['scaling'] = scaling(args)
-        write_json(args.out, result)
+        known = result.get('scaling', [])
+        save = functools.partial(save_part, args.out, result, 'scaling')
+        scaling(args, known, save)
+        result = json.loads(args.out.read_text())
         plot(result['scaling'], args.out.with_suffix('.png'))
     if args.only in (None, 'arxiv'):
         result['arxiv'] = arxiv(args)

@@ -1,0 +1,44 @@
+"""The speed benchmark, on tiny data made up where the real files are absent."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import speed
+
+
+@pytest.mark.parametrize('system', ['idgl', 'idgl-anch'])
+def test_epochs_against_reference_and_gcn(system, tmp_path, monkeypatch):
+    monkeypatch.setitem(speed.SHAPES, 'cora', (60, 100, 32, 3, 0.2))
+    case = {'job': 'time', 'data': 'cora', 'system': system, 'root': str(tmp_path)}
+    result = speed.run_case({**case, 'repeats': 1, 'reference': True})
+    assert result['synthetic']
+    assert set(result['seconds']) == {'idgl', 'gcn', 'reference'}
+    assert all(min(times) > 0 for times in result['seconds'].values())
+
+
+@pytest.mark.parametrize('kind', ['low-rank', 'anchor', 'tiled'])
+def test_large_cases(kind):
+    case = {'job': 'large', 'kind': kind, 'n': 400, 'edges': 2800, 'repeats': 1}
+    result = speed.run_case(case)
+    assert result['seconds'][0] > 0
+    assert result['peak_mb'] >= result['start_mb'] > 0
+
+
+def test_exponent_is_the_slope():
+    points = [{'n': n, 'seconds': 3.0 * n**1.5} for n in (10, 100, 1000)]
+    assert math.isclose(speed.exponent(points, 'seconds'), 1.5)
+
+
+def test_scaling_saves_every_point(monkeypatch):
+    answer = {'seconds': [1.0], 'peak_mb': 300.0, 'start_mb': 100.0}
+    monkeypatch.setattr(speed, 'fresh', lambda case: answer)
+    saved: list[str] = []
+    args = SimpleNamespace(sizes=[10, 100], kinds=['anchor', 'tiled'])
+    known = [{'kind': 'low-rank', 'points': []}, {'kind': 'tiled', 'points': []}]
+    speed.scaling(args, known, lambda rows: saved.append(json.dumps(rows)))
+    assert len(saved) == 4  # two kinds of graph, two sizes
+    rows = {row['kind']: row for row in json.loads(saved[-1])}
+    assert list(rows) == ['low-rank', 'anchor', 'tiled']
+    assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
