@@ -296,7 +296,7 @@ def test_bad_data(cls):
     model = make_model(cls)
     with pytest.raises(ValueError, match=r"'data' .* 'x' .got none"):
         model(Data(edge_index=EDGE_INDEX, num_nodes=10))
-    with pytest.raises(ValueError, match=r"data object .*got them as arguments"):
+    with pytest.raises(ValueError, match=r'data object .*got them as arguments'):
         model(Data(x=X), EDGE_INDEX)
 
 
