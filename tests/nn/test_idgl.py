@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import GCN
 
 from tests.nn.common import (
@@ -735,3 +736,23 @@ def test_cached_with_gradient_to_features():
     for _ in range(2):
         model(x, tiny_graph()).sum().backward()
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.sparse
+@pytest.mark.parametrize('cls', [IDGL, IDGLAnch])
+def test_neighbour_sampling(cls):
+    pytest.importorskip('torch_sparse')
+    torch.manual_seed(0)
+    edge_index = torch.randint(40, (2, 200))
+    data = Data(x=torch.rand(40, 8), edge_index=edge_index, y=torch.arange(40) % 3)
+    model = cls(8, 16, 2, 3)
+    loader = NeighborLoader(data, num_neighbors=[5, 5], batch_size=10)
+    seen = 0
+    for batch in loader:
+        out, trace = model(batch, return_trace=True)
+        assert out.shape == (batch.num_nodes, 3)
+        seeds = slice(batch.batch_size)
+        trace.loss(lambda o: F.cross_entropy(o[seeds], batch.y[seeds])).backward()  # noqa: B023
+        seen += batch.batch_size
+    assert seen == 40
+    assert all(p.grad.isfinite().all() for p in model.parameters())
