@@ -178,16 +178,20 @@ def graph_of(name: str, data: Data) -> Tensor | None:
     return None if name == 'digits' else data.edge_index
 
 
-def idgl_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
-    """This package."""
-    model = make_model(name, system, data)
-    graph = graph_of(name, data)
+def model_epoch(model: IDGL, data: Data, graph: Tensor | None) -> Callable[[], None]:
+    """An epoch with the joint loss over all iterations."""
 
     def forward(mask: Tensor) -> Tensor:
         _, trace = model(data.x, graph, return_trace=True)
         return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
 
     return epoch_of(forward, list(model.parameters()), model, data)
+
+
+def idgl_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
+    """This package."""
+    model = make_model(name, system, data)
+    return model_epoch(model, data, graph_of(name, data))
 
 
 def reference_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
@@ -275,12 +279,7 @@ def large_epoch(case: dict) -> Callable[[], None]:
         data = made_up(n, case['edges'], nonnegative=True)
         extra = {'epsilon': 0.6, 'backend': 'tiled'} if kind == 'tiled' else {}
         model = IDGL(128, 16, 2, 40, tol=1e-30, max_iters=2, cached=True, **extra)
-
-    def forward(mask: Tensor) -> Tensor:
-        _, trace = model(data.x, data.edge_index, return_trace=True)
-        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
-
-    return epoch_of(forward, list(model.parameters()), model, data)
+    return model_epoch(model, data, data.edge_index)
 
 
 # Measuring ----------------------------------------------------------------------------
@@ -339,12 +338,7 @@ def run_case(case: dict) -> dict:
 def idgl_epoch_of_tiled(name: str, data: Data) -> Callable[[], None]:
     """IDGL with a threshold on all pairs, two refinements."""
     model = make_model(name, 'idgl-tiled', data, max_iters=2)
-
-    def forward(mask: Tensor) -> Tensor:
-        _, trace = model(data.x, data.edge_index, return_trace=True)
-        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
-
-    return epoch_of(forward, list(model.parameters()), model, data)
+    return model_epoch(model, data, data.edge_index)
 
 
 def peak_memory() -> float:
