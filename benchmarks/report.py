@@ -139,11 +139,12 @@ def speed_table(folder: Path) -> Table:
             )
     for row in content.get('scaling', []):
         last = row['points'][-1]
-        lines.append(
-            f'{row["kind"].capitalize()}: time ~ n^{row["time_exponent"]:.2f}, '
-            f'memory ~ n^{row["memory_exponent"]:.2f}; {last["n"]:,} nodes take '
-            f'{last["seconds"]:.1f} s and {last["peak_mb"]:,.0f} MB an epoch.'
-        )
+        text = f'{row["kind"].capitalize()}: '
+        if 'time_exponent' in row:
+            text += f'time ~ n^{row["time_exponent"]:.2f}, '
+            text += f'memory ~ n^{row["memory_exponent"]:.2f}; '
+        text += f'{last["n"]:,} nodes take {last["seconds"]:.1f} s '
+        lines.append(f'{text}and {last["peak_mb"]:,.0f} MB an epoch.')
     if 'arxiv' in content:
         arxiv = content['arxiv']
         lines.append(
