@@ -115,8 +115,8 @@ class FeatureGram:
     :math:`\mathbf{M}(\mathbf{c}) = \mathbf{X}^{\top} \mathrm{diag}(\mathbf{c})
     \mathbf{X}`, through the list of feature pairs that occur together in a row.
 
-    Bag-of-words rows are short, so few pairs occur: on Cora half a million products
-    replace the :math:`d^2 n` of the dense form. The list depends on the places of the
+    Bag-of-words rows are short, so few pairs occur, against the :math:`d^2 n` products
+    of the dense form. The list depends on the places of the
     entries only and is reused when dropout changes the values.
     """
 

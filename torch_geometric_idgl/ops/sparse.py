@@ -2,8 +2,8 @@ r"""Sparse matrices as weighted bag sums.
 
 A product of a CSR matrix with a dense one *is* a weighted bag sum, and
 :func:`torch.nn.functional.embedding_bag` is the fastest exact route to it on CPUs
-(several times faster than :func:`torch.sparse.mm`, and tens of times faster than
-gather and scatter). Everything sparse in this package (:math:`\mathbf{L}^{(0)}`,
+that we know of (ahead of :func:`torch.sparse.mm`, and far ahead of gather and
+scatter). Everything sparse in this package (:math:`\mathbf{L}^{(0)}`,
 bag-of-words features, learned edges) goes through :func:`spmm`.
 """
 
