@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import common
-from common import DATASETS, RESULTS, percent, read_json, table, write_json
+from common import DATASETS, RESULTS, TABLES, percent, read_json, table, write_json
 from systems import SUPPORTED, System, check_supported, load_settings, run
 
 # The rows of `--all` beside the systems themselves; tuned ones where settings exist.
@@ -24,9 +24,12 @@ ABLATED = ['idgl-noreg', 'idgl-noil', 'idgl-anch-noreg', 'idgl-anch-noil']
 ABLATION_DATASETS = ('cora', 'citeseer', 'wine', 'cancer', 'digits')
 
 
-def results_file(dataset: str, system: System, folder: Path = RESULTS) -> Path:
+def results_file(
+    dataset: str, system: System, folder: Path = RESULTS, paper_splits: bool = False
+) -> Path:
     """Where the runs of a pair are kept."""
-    return folder / 'node_classification' / f'{dataset}_{system}.json'
+    folder = folder / 'node_classification' / ('paper_splits' if paper_splits else '')
+    return folder / f'{dataset}_{system}.json'
 
 
 def checkpoint_file(
@@ -38,13 +41,15 @@ def checkpoint_file(
     return Path(root) / 'checkpoints' / name
 
 
-def command(dataset: str, system: System, runs: int) -> str:
+def command(dataset: str, system: System, runs: int, paper_splits: bool) -> str:
     """The command that gives a result, without paths of the machine it ran on."""
     custom = system.settings not in ('paper', 'tuned')
     name = System(system.base, system.ablation) if custom else system
     options = f'--dataset {dataset} --model {name} --runs {runs}'
     if custom:
         options += f' --config {Path(system.settings).name}'
+    if paper_splits:
+        options += ' --splits paper'
     return f'python benchmarks/node_classification.py {options}'
 
 
@@ -54,13 +59,14 @@ def run_pair(
     runs: int,
     root: str,
     *,
+    paper_splits: bool = False,
     device='cpu',
     progress: bool = True,
     folder: Path = RESULTS,
 ) -> dict:
     """Runs the seeds of a pair that are not in its results file yet."""
-    settings = load_settings(system, dataset)
-    file = results_file(dataset, system, folder)
+    settings = load_settings(system, dataset, paper_splits)
+    file = results_file(dataset, system, folder, paper_splits)
     content = read_json(file) or {
         'dataset': dataset,
         'system': str(system),
@@ -87,6 +93,7 @@ def run_pair(
                 dataset,
                 seed,
                 root,
+                settings=settings,
                 device=device,
                 progress=progress,
                 checkpoint=checkpoint,
@@ -98,7 +105,7 @@ def run_pair(
                 'machine': common.machine(),
                 'versions': common.versions(),
             }
-            content['command'] = command(dataset, system, runs)
+            content['command'] = command(dataset, system, runs, paper_splits)
             content['runs'].append(record)
             write_json(file, content)
         record = next(r for r in content['runs'] if r['seed'] == seed)
@@ -143,15 +150,17 @@ def all_pairs() -> list[tuple[str, System]]:
 def run_all(args: argparse.Namespace) -> int:
     """Runs all pairs, each in its own process: so its peak memory is its own."""
     failed = []
-    for dataset, system in all_pairs():
-        options = ['--dataset', dataset, '--model', str(system)]
+    pairs = [(dataset, system, 'seeds') for dataset, system in all_pairs()]
+    pairs += [(d, system, 'paper') for d, system in all_pairs() if d in TABLES]
+    for dataset, system, splits in pairs:
+        options = ['--dataset', dataset, '--model', str(system), '--splits', splits]
         options += ['--runs', str(args.runs), '--root', args.root]
         options += ['--results', str(args.results)]
         options += ['--quiet'] if args.quiet else []
         options += ['--device', args.device] if args.device else []
         code = subprocess.run([sys.executable, __file__, *options]).returncode
         if code != 0:
-            failed.append(f'{dataset} {system}')
+            failed.append(f'{dataset} {system} ({splits} splits)')
     if failed:
         print(f'Not finished (see above): {", ".join(failed)}')
     return int(bool(failed))
@@ -164,6 +173,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--runs', type=int, default=5, help='seeds 0 to RUNS - 1')
     parser.add_argument('--root', default='data', help='writable folder of the data')
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
+    parser.add_argument(
+        '--splits',
+        choices=['seeds', 'paper'],
+        default='seeds',
+        help='of wine, cancer, digits: one for each seed, or those of the paper',
+    )
     parser.add_argument('--settings', choices=['paper', 'tuned'], default='paper')
     parser.add_argument('--config', help='YAML file of other settings, as tuned.yaml')
     parser.add_argument('--device', help='default: the GPU if there is one')
@@ -192,6 +207,7 @@ def main(argv: list[str] | None = None) -> int:
             system,
             args.runs,
             args.root,
+            paper_splits=args.splits == 'paper',
             device=args.device or common.default_device(),
             progress=not args.quiet,
             folder=args.results,

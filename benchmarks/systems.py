@@ -111,15 +111,19 @@ def check_supported(system: System, dataset: str) -> None:
         )
 
 
-def load_settings(system: System, dataset: str) -> dict[str, Any]:
+def load_settings(
+    system: System, dataset: str, paper_splits: bool = False
+) -> dict[str, Any]:
     r"""The hyper-parameters of a pair, all in one dictionary.
 
     Published settings are the defaults of the system and what the data set changes;
-    tuned ones change these again, and so does an ablation.
+    tuned ones change these again, and so does an ablation. With :obj:`paper_splits`,
+    they hold the seeds of the paper's splits, for data that has no split of its own.
     """
     check_supported(system, dataset)
-    file = 'paper' if system.base.startswith('idgl') else 'baselines'
-    published = read_yaml(CONFIGS / f'{file}.yaml')[system.base]
+    paper = read_yaml(CONFIGS / 'paper.yaml')
+    own = system.base.startswith('idgl')
+    published = (paper if own else read_yaml(CONFIGS / 'baselines.yaml'))[system.base]
     settings = {**published['default'], **(published.get(dataset) or {})}
     if system.settings != 'paper':
         tuned = system.settings == 'tuned'
@@ -134,6 +138,13 @@ def load_settings(system: System, dataset: str) -> dict[str, Any]:
         settings.update(changed)
     if system.ablation:
         settings.update(ABLATIONS[system.ablation])
+    if paper_splits:
+        if dataset not in TABLES:
+            raise ValueError(
+                f'Expected one of {", ".join(TABLES)}, whose splits are drawn (got '
+                f"'{dataset}', which has one of its own)"
+            )
+        settings['splits'] = paper['splits'][dataset]
     return settings
 
 
@@ -146,7 +157,9 @@ def load_data(
 
     # IDGL finds sparse features by itself, and scikit-learn's data is dense.
     sparse_x = dataset in PLANETOID and not base.startswith('idgl')
-    data = load(dataset, root, seed=seed, sparse_x=sparse_x)
+    splits = settings.get('splits')
+    split = splits[seed % len(splits)] if splits else seed
+    data = load(dataset, root, seed=split, sparse_x=sparse_x)
     if dataset in TABLES and (base == 'lds' or base.endswith('-knn')):
         data = CosineKNNGraph(k=settings['k'], force_undirected=True)(data)
     if base == 'gcn-gdc':
@@ -203,7 +216,8 @@ def run(
     Args:
         system (System): What to train.
         dataset (str): The data to train it on.
-        seed (int): Of the weights, and of the split of data without a given one.
+        seed (int): Of the weights, and of the split of data without a given one
+            unless the settings hold :obj:`splits`.
         root (str): Where the data is.
         settings (dict, optional): Hyper-parameters in place of the system's.
         device (torch.device, optional): (default: :obj:`'cpu'`)
@@ -217,6 +231,7 @@ def run(
     settings = load_settings(system, dataset) if settings is None else settings
     seed_everything(seed)
     data = load_data(base, dataset, settings, root, seed).to(device)
+    settings = {key: value for key, value in settings.items() if key != 'splits'}
     if hide_test:
         data.y = data.y.where(data.train_mask | data.val_mask, -1)
     if base in ('logreg', 'rbf-svm'):
