@@ -5,8 +5,9 @@
 
 The first trial is the published setting, the others are drawn from configs/search.yaml.
 Each training run is logged to benchmarks/results/search/ and never repeated; the test
-labels are hidden from it. Wine, Cancer and Digits are split as the paper does. The setting with the best mean dev score (then the lowest
-mean dev loss) is written to configs/tuned.yaml, where `--settings tuned` finds it.
+labels are hidden from it. Wine, Cancer and Digits are split as the paper does. The
+setting with the best mean dev score (then the lowest mean dev loss) is written to
+configs/tuned.yaml, where `--settings tuned` finds it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_fit_restores_the_best_weights(make):
         states[epoch] = {k: v.clone() for k, v in model.state_dict().items()}
 
     # So large a learning rate that later weights are worse.
-    record = fit(model, data, lr=0.3, max_epochs=30, patience=8, callback=keep, **QUIET)
+    record = fit(model, data, lr=1.0, max_epochs=30, patience=8, callback=keep, **QUIET)
     assert record.best_epoch < record.epochs - 1
     best, last = states[record.best_epoch], states[record.epochs - 1]
     for key, value in model.state_dict().items():

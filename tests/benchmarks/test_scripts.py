@@ -8,10 +8,12 @@ import report
 import search
 import systems
 import training_time
-from common import read_json, read_yaml
+from common import TABLES, read_json, read_yaml
 from node_classification import all_pairs, results_file, run_pair
 from report import accuracy_cell, make_tables, update
 from systems import System
+
+from torch_geometric_idgl.datasets import load
 
 
 @pytest.fixture
@@ -59,6 +61,31 @@ def test_node_classification(tmp_path, config, capsys):
         '--config short.yaml'
     )
     assert str(tmp_path) not in json.dumps(content)
+
+
+def test_paper_splits(tmp_path, config, monkeypatch, capsys):
+    system = System.parse('gcn-knn', config)
+    splits = read_yaml(systems.CONFIGS / 'paper.yaml')['splits']['wine']
+    seen = []
+    load_data = systems.load_data
+
+    def spy(*args):
+        data = load_data(*args)
+        seen.append(data.train_mask)
+        return data
+
+    monkeypatch.setattr(systems, 'load_data', spy)
+    run_pair('wine', system, 2, str(tmp_path), paper_splits=True, folder=tmp_path)
+    content = read_json(results_file('wine', system, tmp_path, paper_splits=True))
+    assert content['settings']['splits'] == splits
+    assert content['command'].endswith('--splits paper')
+    assert not results_file('wine', system, tmp_path).exists()
+    for mask, split in zip(seen, splits[:2], strict=True):
+        assert mask.equal(load('wine', tmp_path, seed=split).train_mask)
+
+    argv = ['--dataset', 'cora', '--model', 'gcn', '--splits', 'paper']
+    assert node_classification.main([*argv, '--root', str(tmp_path)]) == 1
+    assert "whose splits are drawn (got 'cora'" in capsys.readouterr().err
 
 
 def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch):
@@ -128,9 +155,11 @@ def test_all_runs_each_pair_in_its_own_process(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(node_classification.subprocess, 'run', fake)
     argv = ['--all', '--runs', '2', '--root', str(tmp_path), '--quiet']
     assert node_classification.main(argv) == 1
-    assert len(commands) == len(all_pairs())
+    drawn = [pair for pair in all_pairs() if pair[0] in TABLES]  # on both splits
+    assert len(commands) == len(all_pairs()) + len(drawn)
     for command in commands:
         args = node_classification.parse_args(command[2:])
+        assert args.splits == 'seeds' or args.dataset in TABLES
         assert args.runs == 2 and args.root == str(tmp_path) and args.quiet
         systems.check_supported(System.parse(args.model), args.dataset)
     # The rest goes on where one fails.

@@ -13,7 +13,7 @@ from tests.graphs.cases import (
     square_case,
     uniform,
 )
-from torch_geometric_idgl.graphs import base, scores, signal, sweep
+from torch_geometric_idgl.graphs import Message, base, scores, signal, sweep
 from torch_geometric_idgl.ops import Pattern, features, sparse
 
 # One of each class, to compare with all the others:
@@ -53,6 +53,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(scores.tiles, '__defaults__', (6,))
     monkeypatch.setattr(sweep, '_KEPT_TILE', 6)
     monkeypatch.setattr(sweep, '_PASSING_TILE', 6)
+    monkeypatch.setattr(sweep, '_BRIEFLY_KEPT', 0)
     monkeypatch.setattr(base, '_COLUMN_BLOCK', 2)
     monkeypatch.setattr(signal, '_ROW_BLOCK', 2)
     monkeypatch.setattr(sparse, '_CHUNK', 7)
@@ -225,7 +226,7 @@ def test_observed_answers_are_the_same(case):
     seen = case.signal if case.square else None
 
     def prepare(op):
-        op.observe(f, seen, previous)
+        op.observe(Message.of(f), seen, previous)
 
     if case.square:
         known = lambda op: op.matmul(f), lambda a: a @ f

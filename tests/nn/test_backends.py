@@ -1,5 +1,6 @@
 """All ways to compute a learned graph give the same values and gradients."""
 
+import gc
 import warnings
 
 import pytest
@@ -20,10 +21,12 @@ from torch_geometric_idgl.graphs import (
     TiledGraph,
 )
 from torch_geometric_idgl.nn import (
+    IDGL,
     RBF,
     Anchors,
     Attention,
     GraphLearner,
+    IDGLAnch,
     WeightedCosine,
 )
 from torch_geometric_idgl.nn import graph_learner as module
@@ -196,3 +199,25 @@ def test_low_rank_refuses_what_it_cannot_do():
     ]:
         with pytest.raises(ValueError, match=f'Expected.*{message}.*got'):
             learner(x=given, backend='low_rank', **options)
+
+
+@pytest.mark.parametrize('cls', [IDGL, IDGLAnch])
+@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
+def test_no_garbage(cls, backend):
+    """Nothing waits for Python's garbage collector, least of all large tensors."""
+    x, edge_index = torch.rand(20, 6), torch.randint(20, (2, 50))
+    settings = {'epsilon': 0.1, 'sparsity': 0.1, 'graph_dropout': 0.5}
+    model = cls(6, 4, 2, 3, backend=backend, **settings)
+
+    def step():
+        _, trace = model(x, edge_index, return_trace=True)
+        trace.loss(lambda out: out.square().mean()).backward()
+
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        step()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -1,8 +1,14 @@
 import math
 
+import pytest
 import torch
 
-from torch_geometric_idgl.ops.numeric import safe_log, safe_reciprocal, safe_rsqrt
+from torch_geometric_idgl.ops.numeric import (
+    dropout,
+    safe_log,
+    safe_reciprocal,
+    safe_rsqrt,
+)
 
 
 def both(fn, values):
@@ -28,3 +34,43 @@ def test_safe_log():
     value, grad = both(safe_log, [1.0, 0.0, 2.0])
     assert value == [0.0, math.log(1e-12), math.log(2.0)]
     assert grad == [1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize('p', [0.3, 0.5, 0.9])
+@pytest.mark.parametrize('shape', [(3001,), (500, 7)])
+def test_dropout(p, shape):
+    torch.manual_seed(0)
+    x = torch.rand(shape, dtype=torch.float64).add_(1.0).requires_grad_()
+    out = dropout(x, p)
+    kept = out != 0
+    # p is a multiple of 2^-16, and so is the scale.
+    scale = out[kept] / x[kept]
+    torch.testing.assert_close(
+        scale, torch.full_like(scale, 1 / (1 - p)), rtol=2e-4, atol=0
+    )
+    assert abs(kept.double().mean() - (1 - p)) < 0.03
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, kept * scale[0])
+    assert not torch.equal(dropout(x, p) != 0, kept)
+
+
+def test_dropout_of_neighbours_is_independent():
+    """The four entries that one random number decides about."""
+    torch.manual_seed(0)
+    kept = (dropout(torch.ones(40_000), 0.5) != 0).view(-1, 4).double()
+    torch.testing.assert_close(
+        kept.mean(0), torch.full((4,), 0.5).double(), atol=0.02, rtol=0
+    )
+    correlation = torch.corrcoef(kept.t()) - torch.eye(4)
+    assert correlation.abs().max() < 0.04
+
+
+def test_dropout_at_the_ends():
+    x = torch.rand(5, 3)
+    assert torch.equal(dropout(x, 0.0), x)
+    assert torch.equal(dropout(x, 1.0), torch.zeros_like(x))
+    assert torch.equal(dropout(x, 0.5, training=False), x)
+    assert dropout(x[:0], 0.5).shape == (0, 3)
+    before = x.clone()
+    dropout(x, 0.5)
+    assert torch.equal(x, before)

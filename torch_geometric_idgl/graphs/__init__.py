@@ -1,7 +1,7 @@
 """A learned graph is a linear operator."""
 
 from .anchor import AnchorGraph
-from .base import Affinity, Change, GraphOperator
+from .base import Affinity, Change, GraphOperator, Message
 from .dense import DenseGraph
 from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .low_rank import LowRankGraph
@@ -12,8 +12,9 @@ from .mixture import (
     RowNormalized,
     column_mask,
     shared_products,
+    weighted_sum,
 )
-from .scores import InnerScores, PairScores, Scores, WeightedScores
+from .scores import InnerScores, PairScores, Scores, Tile, WeightedScores
 from .signal import Signal
 from .sparse import SparseGraph
 from .sparsify import sparsify
@@ -31,6 +32,7 @@ __all__ = [
     'InnerScores',
     'LowRankGraph',
     'Memoized',
+    'Message',
     'Mixture',
     'PairScores',
     'RowNormalized',
@@ -38,10 +40,12 @@ __all__ = [
     'SelectedFactor',
     'Signal',
     'SparseGraph',
+    'Tile',
     'TiledGraph',
     'WeightedFactor',
     'WeightedScores',
     'column_mask',
     'shared_products',
     'sparsify',
+    'weighted_sum',
 ]

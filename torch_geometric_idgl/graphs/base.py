@@ -19,7 +19,7 @@ from ..ops.layout import Layout
 from ..ops.sparse import Pattern
 from .signal import Signal
 
-__all__ = ['Affinity', 'Change', 'GraphOperator']
+__all__ = ['Affinity', 'Change', 'GraphOperator', 'Message']
 
 MAX_ENTRIES = 1 << 27  # of a dense form (512 MB of floats)
 MAX_EDGES = 1 << 25
@@ -46,6 +46,19 @@ class Change(NamedTuple):
             return self.known, self.known
         lower, upper = self.missing.sq_norm_bounds()
         return self.known + lower, self.known + upper
+
+
+class Message(NamedTuple):
+    """Features that every graph is multiplied with, alone and beside a column of ones,
+    whose product is the degrees.
+    """
+
+    x: Tensor
+    with_ones: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Message:
+        return cls(x, torch.cat([x, x.new_ones(x.size(0), 1)], dim=1))
 
 
 class GraphOperator(ABC):
@@ -243,7 +256,9 @@ class Affinity(GraphOperator):
             degree = 0.5 * (degree + self.col_sum())
         return self.rows.sum(degree * signal.sq_norms) - self.gram_inner(signal)
 
-    def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
+    def observe(
+        self, message: Message, signal: Signal | None, previous: Affinity | None
+    ) -> None:
         r"""Announce what will be asked: :math:`\mathbf{A} \mathbf{F}` with this
         :math:`\mathbf{F}`, the degrees, the norm, the smoothness, the distance to the
         previous graph. Graphs that recompute their entries answer all in one sweep and

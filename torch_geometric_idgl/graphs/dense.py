@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..ops.autograd import first_order
 from ..ops.layout import Layout
+from ..ops.sparse import SparseMatrix
 from .base import Affinity
 from .signal import Signal
 
@@ -18,15 +19,13 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     return (a[0] @ b[0]).unsqueeze(0) if a.size(0) == 1 else a @ b
 
 
-class _NormalTerms(torch.autograd.Function):
-    r"""With :math:`\mathbf{B} = \mathbf{R}^{\top} \mathrm{diag}(\mathbf{c})
-    \mathbf{R}`: :math:`\|\mathbf{B}\|_F^2` and :math:`\langle \mathbf{B},
-    \mathbf{K} \rangle`. Forward makes half of the symmetric matrix, backward needs a
-    single product.
+class _NormalMatrix(torch.autograd.Function):
+    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}`: forward makes
+    half of the symmetric matrix, backward needs a single product.
     """
 
     @staticmethod
-    def forward(ctx, value, weight, gram):
+    def forward(ctx, value, weight):
         weighted = value * weight.unsqueeze(-1)
         size = value.size(2)
         normal = value.new_empty(value.size(0), size, size)
@@ -37,23 +36,16 @@ class _NormalTerms(torch.autograd.Function):
             normal[:, start : start + step, start:] = product
             upper = normal[:, start : start + step, start + step :]
             normal[:, start + step :, start : start + step] = upper.transpose(1, 2)
-        ctx.save_for_backward(value, weight, normal, gram)
-        norm = normal.square().sum((1, 2))
-        inner = norm.new_zeros(norm.shape)
-        if gram is not None:
-            inner = (normal * gram).sum((1, 2))
-        return norm, inner
+        ctx.save_for_backward(value, weight)
+        return normal
 
     @staticmethod
     @first_order
-    def backward(ctx, grad_norm, grad_inner):
-        value, weight, normal, gram = ctx.saved_tensors
-        outer = 2.0 * grad_norm.view(-1, 1, 1) * normal
-        if gram is not None:
-            outer = outer + grad_inner.view(-1, 1, 1) * gram
-        product = _matmul(value, outer)
-        grad_weight = (product * value).sum(2)
-        return product.mul_(2.0 * weight.unsqueeze(-1)), grad_weight, None
+    def backward(ctx, grad):
+        value, weight = ctx.saved_tensors
+        product = _matmul(value, grad + grad.transpose(1, 2))
+        grad_weight = 0.5 * (product * value).sum(2)
+        return product.mul_(weight.unsqueeze(-1)), grad_weight
 
 
 class DenseGraph(Affinity):
@@ -75,7 +67,7 @@ class DenseGraph(Affinity):
         super().__init__(rows, cols)
         self.value = value
         self.symmetric = symmetric
-        self._normal: tuple | None = None  # weight, signal, terms
+        self._normal: tuple[Tensor, Tensor] | None = None  # c, R^T diag(c) R
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,26 +97,23 @@ class DenseGraph(Affinity):
         return super().gram_inner(signal)
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
-        weighted = self.value * self.rows.pad(weight).unsqueeze(-1)
-        return weighted.transpose(1, 2) @ self.value
+        known = self._normal
+        if known is None or known[0] is not weight:
+            normal = _NormalMatrix.apply(self.value, self.rows.pad(weight))
+            known = self._normal = (weight, normal)
+        return known[1]
 
     def normal_sq_norm(self, weight: Tensor) -> Tensor:
-        return self._normal_terms(weight, None)[0]
+        return self.normal_matrix(weight).square().sum((1, 2))
 
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.num_features <= self.cols.max_size or signal.requires_grad:
-            return super().normal_gram_inner(weight, signal)
-        return self._normal_terms(weight, signal)[1]
-
-    def _normal_terms(self, weight: Tensor, signal: Signal | None):
-        """Norm and inner product together: one symmetric product serves both."""
         known = self._normal
-        if known is not None and known[0] is weight and (signal in (None, known[1])):
-            return known[2]
-        gram = None if signal is None else signal.gram
-        terms = _NormalTerms.apply(self.value, self.rows.pad(weight), gram)
-        self._normal = (weight, signal, terms)
-        return terms
+        if known is not None and known[0] is weight and not signal.requires_grad:
+            return (known[1] * signal.gram).sum((1, 2))
+        if self.rows.num_graphs == 1 and isinstance(signal.x, SparseMatrix):
+            smooth = signal.x.t_matmul(self.value[0].t())  # (R X_U)^T
+            return (smooth.square().sum(0) * weight).sum().view(1)
+        return super().normal_gram_inner(weight, signal)
 
     def _dense(self) -> Tensor:
         if self.rows.num_graphs == 1:

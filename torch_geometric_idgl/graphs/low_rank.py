@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops.caching import cached_tensor
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
-from .base import Affinity, Change
+from .base import Affinity, Change, Message
 from .dense import DenseGraph
 from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .signal import Signal
@@ -48,12 +48,13 @@ class LowRankGraph(Affinity):
     def dtype(self) -> torch.dtype:
         return self.left.dtype
 
-    def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
+    def observe(
+        self, message: Message, signal: Signal | None, previous: Affinity | None
+    ) -> None:
         if not self.symmetric:
             return
-        with_ones = torch.cat([x, self._ones(self.cols)], dim=1)
-        product = self.left.expand(self.right.project(with_ones))
-        self._observed = (x, product[:, :-1])
+        product = self.left.expand(self.right.project(message.with_ones))
+        self._observed = (message.x, product[:, :-1])
         self._row_sum = product[:, -1]
 
     def matmul(self, x: Tensor) -> Tensor:

@@ -2,11 +2,13 @@ r"""Graphs made of other graphs."""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from ..ops.caching import cached_tensor
-from ..ops.numeric import safe_reciprocal
+from ..ops.numeric import dropout, safe_reciprocal
 from .base import Affinity, GraphOperator
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     'RowNormalized',
     'column_mask',
     'shared_products',
+    'weighted_sum',
 ]
 
 
@@ -71,7 +74,7 @@ class ColumnScaled(Affinity):
 def column_mask(graph: GraphOperator, p: float) -> Tensor:
     """A dropout mask for the columns of a graph."""
     ones = torch.ones(graph.cols.num_rows, dtype=graph.dtype, device=graph.cols.device)
-    return torch.nn.functional.dropout(ones, p)
+    return dropout(ones, p)
 
 
 class Memoized(GraphOperator):
@@ -123,42 +126,48 @@ class Mixture(GraphOperator):
         return [(weight * own, graph) for own, graph in self.terms]
 
     def matmul(self, x: Tensor) -> Tensor:
-        return _weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
+        return weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
 
-    def own_matmul(self, x: Tensor) -> Tensor | None:
-        """The product with the terms that no other mixture has."""
-        own = [(w, g.matmul(x)) for w, g in self.terms if not isinstance(g, Memoized)]
-        return _weighted_sum(own) if own else None
+    def own_products(self, x: Tensor) -> list[tuple[float, Tensor]]:
+        """The products with the terms that no other mixture has, and their weights."""
+        return [(w, g.matmul(x)) for w, g in self.terms if not isinstance(g, Memoized)]
 
     def shared_terms(self) -> list[tuple[float, GraphOperator]]:
-        """The terms that other mixtures have as well."""
-        return [(w, graph) for w, graph in self.terms if isinstance(graph, Memoized)]
+        """The terms that other mixtures have as well; sums are taken apart."""
+        found: list[tuple[float, GraphOperator]] = []
+        for weight, graph in self.terms:
+            if isinstance(graph, Memoized) and isinstance(graph.graph, Mixture):
+                found += Mixture(graph.graph.scaled(weight)).shared_terms()
+            elif isinstance(graph, Memoized):
+                found.append((weight, graph))
+        return found
 
 
 def shared_products(
     terms: list[list[tuple[float, GraphOperator]]], inputs: list[Tensor]
 ) -> list[Tensor]:
     """The products of several sums of shared graphs, each with an input of its own:
-    every graph is multiplied once, with all the inputs side by side.
+    every graph is multiplied once, with all the inputs side by side, and equal sums
+    are taken together.
     """
     together = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
-    width = inputs[0].size(1)
-    products: dict[int, tuple[Tensor, ...]] = {}
-    out = []
-    for step, (own_terms, x) in enumerate(zip(terms, inputs, strict=True)):
-        parts = []
-        for weight, graph in own_terms:
-            if id(graph) not in products:
-                product = graph.matmul(together)
-                products[id(graph)] = product.split(width, dim=1)
-            parts.append((weight, products[id(graph)][step]))
-        out.append(_weighted_sum(parts) if parts else torch.zeros_like(x))
+    graphs = {id(graph): graph for sums in terms for _, graph in sums}
+    products = {key: graph.matmul(together) for key, graph in graphs.items()}
+    width, stop = inputs[0].size(1), 0
+    out: list[Tensor] = []
+    for sums, group in itertools.groupby(terms):
+        start, stop = stop, stop + width * len(list(group))
+        parts = [(weight, products[id(g)][:, start:stop]) for weight, g in sums]
+        if not parts:
+            parts = [(0.0, together[:, start:stop])]
+        out += weighted_sum(parts).split(width, dim=1)
     return out
 
 
-def _weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    """The sum of matrices times numbers."""
     weight, value = terms[0]
-    out = weight * value
+    out = value if weight == 1.0 else weight * value
     for weight, value in terms[1:]:
         out = out.add(value, alpha=weight)
     return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +22,50 @@ from ..ops.layout import Layout
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 from .factors import WeightedFactor
 
-__all__ = ['InnerScores', 'PairScores', 'Scores', 'WeightedScores', 'tiles']
-
-Tile = tuple[int, int, int]  # graph, first row, end row (within the graph)
+__all__ = [
+    'InnerScores',
+    'PairScores',
+    'Scores',
+    'Tile',
+    'WeightedScores',
+    'half_tiles',
+    'tiles',
+]
 
 _TILE_ENTRIES = 1 << 20
+_STRIPS = 4  # at least, of half a matrix: the fewer, the more is on the other side
+
+
+class Tile(NamedTuple):
+    """A rectangle of the matrix of a graph; rows and columns are counted within it."""
+
+    graph: int
+    top: int
+    bottom: int
+    left: int
+    right: int
 
 
 def tiles(rows: Layout, cols: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
-    """Row tiles of every graph with about so many entries each."""
-    for graph, size in enumerate(rows.sizes):
-        step = max(1, entries // max(1, cols.sizes[graph]))
-        for start in range(0, size, step):
-            yield graph, start, min(start + step, size)
+    """Strips of rows of every graph with about so many entries each."""
+    for graph, (height, width) in enumerate(zip(rows.sizes, cols.sizes, strict=True)):
+        step = max(1, entries // max(1, width))
+        for top in range(0, height, step):
+            yield Tile(graph, top, min(top + step, height), 0, width)
+
+
+def half_tiles(layout: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
+    r"""Strips of columns of a symmetric matrix, from the diagonal down: each begins
+    with a square, and what is below the square stands for what is right of it as well.
+    (CPU libraries make tall blocks faster than wide ones.)
+    """
+    for graph, size in enumerate(layout.sizes):
+        left = 0
+        while left < size:
+            step = min(entries // (size - left), -(-size // _STRIPS))
+            right = min(left + max(1, step), size)
+            yield Tile(graph, left, size, left, right)
+            left = right
 
 
 class Scores(ABC):
@@ -51,13 +83,21 @@ class Scores(ABC):
 
     @abstractmethod
     def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
-        """The similarities of a row tile, computed from the given leaves."""
+        """The similarities of a tile, computed from the given leaves."""
+
+    def slices(self, tile: Tile) -> tuple[slice, slice]:
+        """The rows and columns of a tile in matrices of all graphs."""
+        first, start = self.rows.ptr[tile.graph], self.cols.ptr[tile.graph]
+        return (
+            slice(first + tile.top, first + tile.bottom),
+            slice(start + tile.left, start + tile.right),
+        )
 
     def dense(self) -> Tensor:
         """All similarities, padded with zeros: :obj:`[B, N, M]`."""
         rows, cols = self.rows, self.cols
         full = [
-            self.block((graph, 0, size), self.leaves)
+            self.block(Tile(graph, 0, size, 0, cols.sizes[graph]), self.leaves)
             for graph, size in enumerate(rows.sizes)
         ]
         if rows.num_graphs == 1:
@@ -90,11 +130,8 @@ class InnerScores(Scores):
         super().__init__(rows, cols, leaves, symmetric=v is None)
 
     def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
-        graph, start, stop = tile
-        first = self.rows.ptr[graph]
-        u, v = leaves[0], leaves[-1]
-        right = v[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
-        return u[first + start : first + stop] @ right.t()
+        mine, others = self.slices(tile)
+        return leaves[0][mine] @ leaves[-1][others].t()
 
     def dense(self) -> Tensor:
         u, v = self.rows.pad(self.leaves[0]), self.cols.pad(self.leaves[-1])
@@ -138,13 +175,10 @@ class PairScores(Scores):
         super().__init__(rows, cols, leaves, symmetric=symmetric and v is None)
 
     def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
-        graph, start, stop = tile
-        first = self.rows.ptr[graph]
+        mine, others = self.slices(tile)
         u, v = leaves[0], leaves[self.num_embeddings - 1]
-        right = v[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
-        left = u[first + start : first + stop]
         parameters = dict(zip(self.names, leaves[self.num_embeddings :], strict=True))
-        return functional_call(self.pair, parameters, (left, right))
+        return functional_call(self.pair, parameters, (u[mine], v[others]))
 
 
 class _Pair(Module):
@@ -182,29 +216,19 @@ class WeightedScores(Scores):
         super().__init__(rows, cols or rows, leaves, symmetric=index is None)
 
     def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
-        graph, start, stop = tile
         scale, sq_weight = leaves
-        first = self.rows.ptr[graph]
-        mine = torch.arange(first + start, first + stop, device=scale.device)
+        places, others_places = self.slices(tile)
+        mine = (self.x.row_range(places.start, places.stop), scale[places])
         if self.index is None:
-            others = torch.arange(first, self.rows.ptr[graph + 1], device=scale.device)
+            places = others_places
+            others = (self.x.row_range(places.start, places.stop), scale[places])
         else:
-            others = self.index[self.cols.ptr[graph] : self.cols.ptr[graph + 1]]
+            index = self.index[others_places]
+            others = (self.x.rows(index), scale[index])
         # The fewer rows become the dense table of the bag sums.
-        if mine.numel() <= others.numel():
-            return self._product(others, mine, scale, sq_weight).t()
-        return self._product(mine, others, scale, sq_weight)
-
-    def _product(
-        self, many: Tensor, few: Tensor, scale: Tensor, sq_weight: Tensor
-    ) -> Tensor:
-        # Rows of a whole single graph come with their index structure already built.
-        whole = self.rows.num_graphs == 1 and many.numel() == self.x.size(0)
-        left = self.x if whole else self.x.rows(many)
-        scale_many = scale if whole else scale[many]
-        return _WeightedProduct.apply(
-            left, self.x.rows(few), scale_many, scale[few], sq_weight
-        )
+        if mine[0].size(0) <= others[0].size(0):
+            return _WeightedProduct.apply(*others, *mine, sq_weight).t()
+        return _WeightedProduct.apply(*mine, *others, sq_weight)
 
 
 class _WeightedProduct(torch.autograd.Function):
@@ -214,7 +238,7 @@ class _WeightedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, many, few, scale_many, scale_few, sq_weight):
+    def forward(ctx, many, scale_many, few, scale_few, sq_weight):
         row, col = few.pattern.row, few.pattern.col
         out = scale_many.new_zeros(many.size(0), few.size(0))
         products = []
@@ -241,7 +265,7 @@ class _WeightedProduct(torch.autograd.Function):
             entries = ctx.many.t_matmul(scaled)[col, row] * ctx.few.value
             grad_weight[head].index_add_(0, col, entries * scale_few[row, head])
             grad_few[:, head].index_add_(0, row, entries * sq_weight[head, col])
-        return None, None, grad_many, grad_few, grad_weight
+        return None, grad_many, None, grad_few, grad_weight
 
 
 class _Entries(torch.autograd.Function):
@@ -266,13 +290,12 @@ class _Entries(torch.autograd.Function):
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         totals = [torch.zeros_like(leaf) for leaf in wanted]
         for tile in tiles(scores.rows, scores.cols):
-            graph, start, stop = tile
-            first, shift = scores.rows.ptr[graph], scores.cols.ptr[graph]
+            mine, others = scores.slices(tile)
             places = slice(
-                int(pattern.rowptr[first + start]), int(pattern.rowptr[first + stop])
+                int(pattern.rowptr[mine.start]), int(pattern.rowptr[mine.stop])
             )
-            row = pattern.row[places] - (first + start)
-            col = pattern.col[places] - shift
+            row = pattern.row[places] - mine.start
+            col = pattern.col[places] - others.start
             if row.numel() == 0:
                 continue
             with torch.enable_grad():

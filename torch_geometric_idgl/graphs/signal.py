@@ -81,6 +81,7 @@ class Signal:
         self.x = x
         self.layout = layout
         self._pairs = pairs
+        self._gram_tiles: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def num_features(self) -> int:
@@ -176,30 +177,38 @@ class Signal:
         for graph, n in enumerate(layout.sizes):
             for start in range(0, n, _ROW_BLOCK):
                 stop = min(start + _ROW_BLOCK, n)
-                gram[graph, start:stop, :n] = self._gram_block(graph, start, stop)
+                gram[graph, start:stop, :n] = self._gram_block(graph, start, stop, 0, n)
         return gram
 
-    def gram_rows(self, graph: int, start: int, stop: int) -> Tensor:
-        """Rows of the Gram matrix of one graph: :obj:`[stop - start, n_g]`."""
-        if self.keeps_gram:
-            return self.gram[graph, start:stop, : self.layout.sizes[graph]]
-        return self._gram_block(graph, start, stop)
+    def gram_tile(
+        self, graph: int, top: int, bottom: int, left: int, right: int
+    ) -> Tensor:
+        """A rectangle of the Gram matrix of one graph; kept, if the matrix is small
+        enough.
+        """
+        tile = (graph, top, bottom, left, right)
+        if not self.keeps_gram:
+            return self._gram_block(*tile)
+        if tile not in self._gram_tiles:
+            self._gram_tiles[tile] = self._gram_block(*tile).contiguous()
+        return self._gram_tiles[tile]
 
-    def _gram_block(self, graph: int, start: int, stop: int) -> Tensor:
-        first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
+    def _gram_block(
+        self, graph: int, top: int, bottom: int, left: int, right: int
+    ) -> Tensor:
+        first = self.layout.ptr[graph]
+        mine, others = (first + top, first + bottom), (first + left, first + right)
         if not isinstance(self.x, SparseMatrix):
-            x = self.x[first:last]
-            return x[start:stop] @ x.t()
-        index = torch.arange(first + start, first + stop, device=self.x.device)
-        block = self.x.rows(index).to_dense()
-        return self._graph_rows(graph).matmul(block.t()).t()
+            return self.x[slice(*mine)] @ self.x[slice(*others)].t()
+        if bottom - top < right - left:  # The fewer rows become the dense matrix.
+            few = self.x.row_range(*mine).to_dense()
+            return self.x.row_range(*others).matmul(few.t()).t()
+        few = self.x.row_range(*others).to_dense()
+        return self.x.row_range(*mine).matmul(few.t())
 
     def _graph_rows(self, graph: int) -> SparseMatrix:
         assert isinstance(self.x, SparseMatrix)
-        if self.layout.num_graphs == 1:
-            return self.x
-        first, last = self.layout.ptr[graph], self.layout.ptr[graph + 1]
-        return self.x.rows(torch.arange(first, last, device=self.x.device))
+        return self.x.row_range(self.layout.ptr[graph], self.layout.ptr[graph + 1])
 
     def gram_at(self, pattern: Pattern) -> Tensor:
         """The inner products of the rows at the places of a pattern."""
@@ -215,7 +224,7 @@ class Signal:
             first = layout.ptr[graph]
             for start in range(0, size, _ROW_BLOCK):
                 stop = min(start + _ROW_BLOCK, size)
-                block = self._gram_block(graph, start, stop)
+                block = self._gram_block(graph, start, stop, 0, size)
                 places = slice(
                     int(pattern.rowptr[first + start]),
                     int(pattern.rowptr[first + stop]),

@@ -56,12 +56,12 @@ class SparseGraph(Affinity):
         found_row, found_col, found_value = [], [], []
         with torch.no_grad():
             for tile in tiles(rows, cols):
-                graph, start, _ = tile
+                mine, others = scores.slices(tile)
                 block = sparsify(scores.block(tile, scores.leaves), epsilon, top_k)
                 row, col = block.nonzero(as_tuple=True)
                 found_value.append(block[row, col])
-                found_row.append(row + (rows.ptr[graph] + start))
-                found_col.append(col + cols.ptr[graph])
+                found_row.append(row + mine.start)
+                found_col.append(col + others.start)
             empty = torch.zeros(0, dtype=torch.long, device=rows.device)
             row = torch.cat([empty, *found_row])
             col = torch.cat([empty, *found_col])

@@ -10,6 +10,9 @@ products only leave :math:`\mathbf{G}` and :math:`\mathbf{F}` behind; the gradie
 
 is formed once, tile by tile, when all of them are known, and goes straight on to the
 tensors that the scores are made of.
+
+Of a symmetric matrix only one half is made: a tile begins at the diagonal with a
+square, and what is below the square stands for what is right of it as well.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from torch import Tensor
 
 from ..ops.autograd import first_order
 from ..ops.numeric import widen
-from .scores import InnerScores, Scores, Tile, tiles
+from .scores import InnerScores, Scores, Tile, half_tiles, tiles
 from .signal import Signal
 from .sparsify import sparsify
 
 __all__ = ['Entries', 'product', 'survey']
 
-_KEPT_TILE = 1 << 20
+_KEPT_TILE = 1 << 21
 _PASSING_TILE = 1 << 19
+_BRIEFLY_KEPT = 1 << 24  # entries of a whole matrix (64 MB of floats)
 
 
 class Entries:
@@ -36,7 +40,11 @@ class Entries:
         scores (Scores): What makes the tiles.
         epsilon (float): The threshold.
         top_k (int, optional): Largest entries to keep of each row.
-        keep (bool): Whether tiles are kept once made, or made again when needed.
+        keep (bool): Whether tiles are kept once made, or made again when needed:
+            small matrices once forwards and once backwards, large ones every time.
+
+    Attributes:
+        halved (bool): Whether tiles make up one half of a symmetric matrix.
     """
 
     def __init__(
@@ -45,49 +53,77 @@ class Entries:
         self.scores = scores
         self.epsilon = epsilon
         self.top_k = top_k
-        size = _KEPT_TILE if keep else _PASSING_TILE
-        self.tiles: list[Tile] = list(tiles(scores.rows, scores.cols, size))
-        self._kept: dict[Tile, Tensor] | None = {} if keep else None
+        self.halved = scores.symmetric and top_k is None
+        sizes = zip(scores.rows.sizes, scores.cols.sizes, strict=True)
+        entries = sum(n * s for n, s in sizes) // (2 if self.halved else 1)
+        self.keep = keep
+        self.keep_briefly = keep or entries <= _BRIEFLY_KEPT
+        size = _KEPT_TILE if self.keep_briefly else _PASSING_TILE
+        if self.halved:
+            self.tiles = list(half_tiles(scores.rows, size))
+        else:
+            self.tiles = list(tiles(scores.rows, scores.cols, size))
+        self._kept: dict[Tile, Tensor] = {}
         # What the products of one backward pass leave behind, and which pass that is.
         self._left: list[Tensor] = []
         self._right: list[Tensor] = []
         self._task = -1
 
     def tile(self, tile: Tile) -> Tensor:
-        """The entries of a tile, without gradient."""
-        if self._kept is not None and tile in self._kept:
-            return self._kept[tile]
-        with torch.no_grad():
-            block = self.scores.block(tile, self.scores.leaves)
-            if self.top_k is None and self.scores.makes_new_blocks:
-                entries = torch.threshold_(block, self.epsilon, 0.0)
-            else:
-                entries = sparsify(block, self.epsilon, self.top_k)
-        if self._kept is not None:
-            self._kept[tile] = entries
-        return entries
+        """The entries of one of the tiles, without gradient."""
+        if not self.keep_briefly:
+            return self.make(tile)
+        if tile not in self._kept:
+            self._kept[tile] = self.make(tile)
+        return self._kept[tile]
 
-    def slices(self, tile: Tile) -> tuple[slice, slice]:
-        """The rows and columns of a tile in flat matrices."""
-        graph, start, stop = tile
-        first, ptr = self.scores.rows.ptr[graph], self.scores.cols.ptr
-        return slice(first + start, first + stop), slice(ptr[graph], ptr[graph + 1])
+    def drop(self) -> None:
+        """Forget tiles that are not kept for good."""
+        if not self.keep:
+            self._kept.clear()
+
+    @torch.no_grad()
+    def make(self, tile: Tile) -> Tensor:
+        """The entries of any tile, made anew."""
+        block = self.scores.block(tile, self.scores.leaves)
+        if self.top_k is None and self.scores.makes_new_blocks:
+            return torch.threshold_(block, self.epsilon, 0.0)
+        return sparsify(block, self.epsilon, self.top_k)
+
+    def add_product(self, tile: Tile, x: Tensor, out: Tensor) -> None:
+        """Adds the part that a tile has in the product with a matrix."""
+        rows, cols = self.scores.slices(tile)
+        block = self.tile(tile)
+        out[rows].addmm_(block, x[cols])
+        if self.halved:
+            below = slice(cols.stop, rows.stop)
+            out[cols].addmm_(block[block.size(1) :].t(), x[below])
+
+    def inner(self, left: Tensor, right: Tensor) -> Tensor:
+        """The inner product of two tiles, with what they stand for."""
+        total = left.reshape(-1).dot(right.reshape(-1))
+        if self.halved:
+            square = slice(0, left.size(1))
+            same = left[square].reshape(-1).dot(right[square].reshape(-1))
+            total = 2.0 * total - same
+        return total
 
     def matmul(self, x: Tensor) -> Tensor:
         """The product with a matrix, without gradient."""
         width, x = x.size(1), widen(x)
         out = x.new_zeros(self.scores.rows.num_rows, x.size(1))
         for tile in self.tiles:
-            rows, cols = self.slices(tile)
-            torch.mm(self.tile(tile), x[cols], out=out[rows])
+            self.add_product(tile, x, out)
         return out[:, :width]
 
     def t_matmul(self, x: Tensor) -> Tensor:
         """The transposed product with a matrix, without gradient."""
+        if self.halved:
+            return self.matmul(x)
         width, x = x.size(1), widen(x)
         out = x.new_zeros(self.scores.cols.num_rows, x.size(1))
         for tile in self.tiles:
-            rows, cols = self.slices(tile)
+            rows, cols = self.scores.slices(tile)
             out[cols].addmm_(self.tile(tile).t(), x[rows])
         return out[:, :width]
 
@@ -127,21 +163,28 @@ class _Survey(torch.autograd.Function):
         rows, cols = entries.scores.rows, entries.scores.cols
         out = x.new_zeros(rows.num_rows, x.size(1))
         t_out = x.new_zeros(cols.num_rows, y.size(1))
-        sums = x.new_zeros(3, rows.num_graphs)  # norm, Gram inner product, distance
+        nothing = x.new_zeros(())
+        parts = []  # of norm, Gram inner product and distance
         for tile in entries.tiles:
-            mine, others = entries.slices(tile)
             block = entries.tile(tile)
             if x.size(1):
-                torch.mm(block, x[others], out=out[mine])
+                entries.add_product(tile, x, out)
             if y.size(1):
+                mine, others = entries.scores.slices(tile)
                 t_out[others].addmm_(block.t(), y[mine])
-            flat = block.reshape(-1)
-            sums[0, tile[0]] += flat.dot(flat)
+            norm, inner, distance = entries.inner(block, block), nothing, nothing
             if signal is not None:
-                sums[1, tile[0]] += flat.dot(signal.gram_rows(*tile).reshape(-1))
+                inner = entries.inner(block, signal.gram_tile(*tile))
             if previous is not None:
-                gap = (block - previous.tile(tile)).reshape(-1)
-                sums[2, tile[0]] += gap.dot(gap)
+                gap = block - previous.tile(tile)
+                distance = entries.inner(gap, gap)
+            parts.append(torch.stack([norm, inner, distance]))
+        if previous is not None:
+            previous.drop()
+        sums = x.new_zeros(3, rows.num_graphs)
+        if parts:
+            graph = torch.tensor([t.graph for t in entries.tiles], device=x.device)
+            sums.index_add_(1, graph, torch.stack(parts, dim=1))
         norm, inner, distance = sums.unbind(0)
         ctx.mark_non_differentiable(distance)
         return out, t_out, norm.clone(), inner.clone(), distance, x.new_zeros(())
@@ -154,6 +197,9 @@ class _Survey(torch.autograd.Function):
         left, right = entries.take_gradient()
         left = torch.cat([grad_out, y, *left], dim=1)
         right = torch.cat([x, grad_t_out, *right], dim=1)
+        if entries.halved:  # The gradients of an entry and of its mirror image.
+            left, right = torch.cat([left, right], 1), torch.cat([right, left], 1)
+            grad_norm, grad_inner = 2.0 * grad_norm, 2.0 * grad_inner
         leaves = [
             leaf.detach().requires_grad_(need)
             for leaf, need in zip(leaves, ctx.needs_input_grad[5:], strict=True)
@@ -161,17 +207,21 @@ class _Survey(torch.autograd.Function):
         grads = [torch.zeros_like(leaf) for leaf in leaves]
         grad_x, grad_y = torch.zeros_like(x), torch.zeros_like(y)
         for tile in entries.tiles:
-            mine, others = entries.slices(tile)
+            mine, others = entries.scores.slices(tile)
             block = entries.tile(tile)
-            if x.size(1):
-                grad_x[others].addmm_(block.t(), grad_out[mine])
-            if y.size(1):
+            if x.size(1) and ctx.needs_input_grad[3]:
+                if entries.halved:
+                    entries.add_product(tile, grad_out, grad_x)
+                else:
+                    grad_x[others].addmm_(block.t(), grad_out[mine])
+            if y.size(1) and ctx.needs_input_grad[4]:
                 torch.mm(block, grad_t_out[others], out=grad_y[mine])
             grad = left[mine] @ right[others].t()
-            grad.addcmul_(block, 2.0 * grad_norm[tile[0]])
+            grad.addcmul_(block, 2.0 * grad_norm[tile.graph])
             if signal is not None:
-                grad.addcmul_(signal.gram_rows(*tile), grad_inner[tile[0]])
+                grad.addcmul_(signal.gram_tile(*tile), grad_inner[tile.graph])
             _backward_tile(entries, tile, block, grad, leaves, grads)
+        entries.drop()
         return None, None, None, grad_x, grad_y, *grads
 
 
@@ -184,13 +234,18 @@ def _backward_tile(
     grads: list[Tensor],
 ) -> None:
     """Send the gradient of a tile's entries on to the leaves of the scores."""
-    mine, others = entries.slices(tile)
+    mine, others = entries.scores.slices(tile)
+    width = block.size(1)
     if isinstance(entries.scores, InnerScores):
         grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
         u, v = leaves[0], leaves[-1]
         grads[0][mine].addmm_(grad, v[others])
+        if entries.halved:  # The square is its own mirror image.
+            grad, mine = grad[width:], slice(others.stop, mine.stop)
         grads[-1][others].addmm_(grad.t(), u[mine])
         return
+    if entries.halved:
+        grad[:width] *= 0.5
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with torch.enable_grad():
         scores = entries.scores.block(tile, tuple(leaves))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..ops.caching import cached_tensor
+from ..ops.numeric import widen
 from ..ops.sparse import Pattern
-from .base import Affinity
+from .base import Affinity, Message
 from .dense import DenseGraph
-from .scores import Scores
+from .scores import Scores, tiles
 from .signal import Signal
 from .sparsify import sparsify
 from .sweep import Entries, product, survey
@@ -23,7 +24,7 @@ __all__ = ['TiledGraph']
 class _Answers(NamedTuple):
     """What one walk over the tiles has found out."""
 
-    message: Tensor  # F
+    message: Message  # F
     product: Tensor  # A [F, 1], or A 1 for node-anchor affinities
     t_product: Tensor  # nothing, or R^T [F, 1]
     sq_norm: Tensor
@@ -68,18 +69,23 @@ class TiledGraph(Affinity):
     def dtype(self) -> torch.dtype:
         return self.scores.dtype
 
-    def observe(self, x: Tensor, signal: Signal | None, previous: Affinity | None):
-        self._survey(x, signal, previous)
+    def observe(
+        self, message: Message, signal: Signal | None, previous: Affinity | None
+    ) -> None:
+        self._survey(message, signal, previous)
 
     def _survey(
-        self, x: Tensor, signal: Signal | None = None, previous: Affinity | None = None
+        self,
+        message: Message,
+        signal: Signal | None = None,
+        previous: Affinity | None = None,
     ) -> _Answers:
         square = self.rows is self.cols
         if signal is not None and (signal.requires_grad or not square):
             signal = None
         before = previous if isinstance(previous, TiledGraph) else None
         ones = self._ones(self.cols)
-        with_ones = torch.cat([x, self._ones(self.rows)], dim=1)
+        with_ones = widen(message.with_ones)
         answers = survey(
             self.entries,
             with_ones if square else ones,
@@ -89,38 +95,41 @@ class TiledGraph(Affinity):
         )
         self._with_grad = torch.is_grad_enabled()
         known = None if before is None else weakref.ref(before)
-        self._answers = _Answers(x, *answers, signal, known)  # type: ignore[call-arg]
+        self._answers = _Answers(message, *answers, signal, known)  # type: ignore[call-arg]
         return self._answers
 
     @property
     def _known(self) -> _Answers:
         answers = self._answers
         if answers is None or (torch.is_grad_enabled() and not self._with_grad):
-            message = self._ones(self.rows)[:, :0]
-            return self._survey(message if answers is None else answers.message)
+            nothing = Message.of(self._ones(self.rows)[:, :0])
+            return self._survey(nothing if answers is None else answers.message)
         return answers
 
     def matmul(self, x: Tensor) -> Tensor:
         known = self._known
-        if x is known.message and self.rows is self.cols:
-            return known.product[:, :-1]
+        if x is known.message.x and self.rows is self.cols:
+            return known.product[:, : x.size(1)]
         return product(self.entries, known.token, x, transposed=False)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         if self.symmetric:
             return self.matmul(x)
         known = self._known
-        if x is known.message and self.rows is not self.cols:
-            return known.t_product[:, :-1]
+        if x is known.message.x and self.rows is not self.cols:
+            return known.t_product[:, : x.size(1)]
         return product(self.entries, known.token, x, transposed=True)
 
     def row_sum(self) -> Tensor:
-        return self._known.product[:, -1]
+        known = self._known
+        place = known.message.x.size(1) if self.rows is self.cols else 0
+        return known.product[:, place]
 
     def col_sum(self) -> Tensor:
         if self.rows is self.cols:
             return super().col_sum()
-        return self._known.t_product[:, -1]
+        known = self._known
+        return known.t_product[:, known.message.x.size(1)]
 
     def sq_norm(self) -> Tensor:
         return self._known.sq_norm
@@ -137,14 +146,14 @@ class TiledGraph(Affinity):
         if torch.is_grad_enabled():
             return self._explicit.values_at(pattern)
         found = []
-        for tile in self.entries.tiles:
-            rows, cols = self.entries.slices(tile)
+        for tile in tiles(self.rows, self.cols):
+            rows, cols = self.scores.slices(tile)
             places = slice(
                 int(pattern.rowptr[rows.start]), int(pattern.rowptr[rows.stop])
             )
             row = pattern.row[places] - rows.start
             col = pattern.col[places] - cols.start
-            found.append(self.entries.tile(tile)[row, col])
+            found.append(self.entries.make(tile)[row, col])
         return torch.cat(found)
 
     def sq_dist(self, other: Affinity) -> Tensor:
@@ -173,6 +182,6 @@ class TiledGraph(Affinity):
         return self._explicit.normal_sq_norm(weight)
 
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.num_features <= self.cols.max_size or signal.requires_grad:
+        if signal.requires_grad:
             return super().normal_gram_inner(weight, signal)
         return self._explicit.normal_gram_inner(weight, signal)

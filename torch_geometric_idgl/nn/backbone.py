@@ -9,16 +9,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch_geometric.nn import JumpingKnowledge
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
-from ..graphs import GraphOperator, Mixture, shared_products
+from ..graphs import GraphOperator, Mixture, shared_products, weighted_sum
 from ..ops.features import Features
 from ..ops.layout import Layout
+from ..ops.numeric import dropout as drop
 from .conv import OperatorConv
 
 __all__ = ['Backbone', 'Prediction']
@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
     shared: list[tuple[float, GraphOperator]]
     projected: Any = None
     message: Tensor | None = None
-    own: Tensor | None = None
+    own: list[tuple[float, Tensor]] | None = None
     out: Tensor | None = None
 
 
@@ -135,7 +135,7 @@ class Backbone(Module):
                 projected = conv.project(embeddings[-1])  # type: ignore[operator]
             out = conv.propagate(projected, graph)  # type: ignore[operator]
             out = self._activate(out, i, layout)
-            embeddings.append(F.dropout(out, dropout, self.training))
+            embeddings.append(drop(out, dropout, self.training))
         return embeddings[-1] if self.jk is None else self.jk(embeddings)
 
     def start_prediction(self, z: Tensor, first: Any, graph: Mixture) -> Prediction:
@@ -147,7 +147,7 @@ class Backbone(Module):
         if not conv.single_product:
             return Prediction([], out=conv.propagate(projected, graph))  # type: ignore
         message = conv.message(projected)  # type: ignore[operator]
-        own = graph.own_matmul(message)
+        own = graph.own_products(message)
         return Prediction(graph.shared_terms(), projected, message, own)
 
     def finish_predictions(self, started: list[Prediction]) -> list[Tensor]:
@@ -161,8 +161,7 @@ class Backbone(Module):
         )
         outs = []
         for prediction, product in zip(started, shared, strict=True):
-            if prediction.own is not None:
-                product = product + prediction.own
+            product = weighted_sum([(1.0, product), *(prediction.own or [])])
             outs.append(finish(product, prediction.projected))  # type: ignore[operator]
         return outs
 

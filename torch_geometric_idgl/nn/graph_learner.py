@@ -19,6 +19,7 @@ from ..graphs import (
     SelectedFactor,
     Signal,
     SparseGraph,
+    Tile,
     TiledGraph,
     WeightedFactor,
     WeightedScores,
@@ -196,7 +197,8 @@ class GraphLearner(Module):
         step = max(1, size // _SAMPLED_ROWS)
         kept = total = 0
         for start in range(0, size, step * 8):  # eight runs of neighbouring rows
-            tile = (graph, start, min(start + 8, size))
+            width = scores.cols.sizes[graph]
+            tile = Tile(graph, start, min(start + 8, size), 0, width)
             block = sparsify(
                 scores.block(tile, scores.leaves), self.epsilon, self.top_k
             )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
@@ -17,12 +16,14 @@ from ..graphs import (
     ColumnScaled,
     GraphOperator,
     Memoized,
+    Message,
     Mixture,
     RowNormalized,
     SparseGraph,
     column_mask,
 )
 from ..ops.layout import Layout
+from ..ops.numeric import dropout
 from .anchors import Anchors
 from .backbone import Backbone
 from .checks import (
@@ -328,6 +329,7 @@ class IDGL(Module):
         anchors = self._draw_anchors(layout, anchor_index)
         projected = self.backbone.project(signal.x)
         message = self.backbone.message(projected)
+        announced = None if message is None else Message.of(message)
         targets = signal
         if anchors is not None:
             targets = signal.rows(anchors.index, anchors.layout)
@@ -335,9 +337,9 @@ class IDGL(Module):
         def learn(learner: GraphLearner, vectors, previous=None, **options):
             affinity = learner(vectors, layout, anchors, **options)
             graph = self._regularized(affinity)
-            if message is not None:
+            if announced is not None:
                 observed = signal if self.smoothness > 0 and not anchors else None
-                affinity.observe(message, observed, previous)
+                affinity.observe(announced, observed, previous)
             reg = graph_regularization(
                 graph, targets, self.smoothness, self.connectivity, self.sparsity
             )
@@ -354,6 +356,7 @@ class IDGL(Module):
         num_iters = torch.zeros_like(active, dtype=torch.long)
         trace = Trace(layout, inputs.initial, first, first, first_mix, num_iters, [reg])
 
+        constant = self._constant_part(initial, first_mix)
         vectors, backend = z, None
         for _ in range(max_iters):
             vectors = where_active(active, z, vectors, layout)
@@ -367,7 +370,7 @@ class IDGL(Module):
                 nonnegative=self.backbone.nonnegative,
                 backend=backend,
             )
-            trace.mixed = mixed = self._mix(initial, first_mix, graph)
+            trace.mixed = mixed = self._mix(constant, graph)
             z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
             predictions.append(self.backbone.start_prediction(z, projected, mixed))
 
@@ -401,16 +404,20 @@ class IDGL(Module):
         if self.training and p > 0:
             given = initial.graph
             assert isinstance(given, SparseGraph)
-            kept = Memoized(given.with_value(F.dropout(given.value, p)))
+            kept = Memoized(given.with_value(dropout(given.value, p)))
             graph = ColumnScaled(first, column_mask(first, p))
             graph = RowNormalized(graph)
             graph = ColumnScaled(graph, column_mask(graph, p))
         return Mixture([(lam, kept), (1.0 - lam, Memoized(graph))])
 
-    def _mix(self, initial: Memoized, first: Mixture, graph: GraphOperator) -> Mixture:
-        lam, eta = self.initial_weight, self.update_weight
-        terms = [(eta * lam, initial), (eta * (1.0 - lam), graph)]
-        return Mixture([*terms, *first.scaled(1.0 - eta)])
+    def _constant_part(self, initial: Memoized, first: Mixture) -> Memoized:
+        eta = self.update_weight
+        terms = [(eta * self.initial_weight, initial), *first.scaled(1.0 - eta)]
+        return Memoized(Mixture(terms))
+
+    def _mix(self, constant: Memoized, graph: GraphOperator) -> Mixture:
+        weight = self.update_weight * (1.0 - self.initial_weight)
+        return Mixture([(1.0, constant), (weight, graph)])
 
     # What IDGL-Anch does differently ------------------------------------------------
 

@@ -41,11 +41,11 @@ def graph_regularization(
     layout = signal.layout
     count = layout.count
     total = torch.zeros(layout.num_graphs, dtype=graph.dtype, device=layout.device)
-    if smoothness > 0:
-        total = total + smoothness * graph.dirichlet_energy(signal) / count**2
     if connectivity > 0:
         barrier = layout.sum(safe_log(graph.degree()))
         total = total - connectivity * barrier / count
     if sparsity > 0:
         total = total + sparsity * graph.sq_norm() / count**2
+    if smoothness > 0:  # The last, for it profits from what the norm has made.
+        total = total + smoothness * graph.dirichlet_energy(signal) / count**2
     return total

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from . import numeric
 from .layout import Layout
 from .sparse import Pattern, SparseMatrix
 
@@ -78,8 +79,8 @@ def dropout(x: Features, p: float, training: bool) -> Features:
     if not training or p == 0.0:
         return x
     if isinstance(x, SparseMatrix):
-        return x.with_value(torch.nn.functional.dropout(x.value, p))
-    return torch.nn.functional.dropout(x, p)
+        return x.with_value(numeric.dropout(x.value, p))
+    return numeric.dropout(x, p)
 
 
 def rows(x: Features, index: Tensor) -> Features:

@@ -9,6 +9,7 @@ bag-of-words features, learned edges) goes through :func:`spmm`.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,15 +62,23 @@ class Pattern:
         index = torch.arange(self.num_rows, device=self.col.device)
         return index.repeat_interleave(self.rowptr.diff(), output_size=self.nnz)
 
-    @cached_property
+    @property
     def transposed(self) -> tuple[Pattern, Tensor]:
         """The transposed pattern, and the permutation of the values."""
+        origin = self.__dict__.get('_origin')
+        if origin is not None and (pattern := origin[0]()) is not None:
+            return pattern, origin[1]  # known: sort only once
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> tuple[Pattern, Tensor]:
         perm = torch.argsort(self.col, stable=True)
         shape = (self.num_cols, self.num_rows)
         pattern = Pattern.from_sorted(self.col[perm], self.row[perm], shape)
         inverse = torch.empty_like(perm)
         inverse[perm] = torch.arange(self.nnz, device=perm.device)
-        pattern.__dict__['transposed'] = (self, inverse)  # known: sort only once
+        # Weak: a cycle would keep both until Python looks for garbage.
+        pattern.__dict__['_origin'] = (weakref.ref(self), inverse)
         return pattern, perm
 
 
@@ -119,7 +128,7 @@ def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
 class _SpMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, matrix, value, dense):
-        ctx.matrix = matrix
+        ctx.matrix, ctx.origin = matrix, matrix.origin  # Keeps the transposed matrix.
         ctx.save_for_backward(value, dense)
         return _bag_sum(matrix.pattern, value, dense)
 
@@ -243,12 +252,23 @@ class SparseMatrix:
         """The product with a dense matrix."""
         return spmm(self, dense)
 
-    @cached_property
+    @property
+    def origin(self) -> SparseMatrix | None:
+        """The matrix that this one is the transposed of, if it is still there."""
+        origin = self.__dict__.get('_origin')
+        return None if origin is None else origin()
+
+    @property
     def transposed(self) -> SparseMatrix:
         """The transposed matrix."""
+        origin = self.origin
+        return self._transposed if origin is None else origin
+
+    @cached_property
+    def _transposed(self) -> SparseMatrix:
         pattern, perm = self.pattern.transposed
         transposed = SparseMatrix(pattern, self.value[perm])
-        transposed.__dict__['transposed'] = self
+        transposed.__dict__['_origin'] = weakref.ref(self)  # weak, as above
         return transposed
 
     def t_matmul(self, dense: Tensor) -> Tensor:
@@ -267,8 +287,31 @@ class SparseMatrix:
         pattern = Pattern(ptr, self.pattern.col[entry], self.pattern.num_cols)
         return SparseMatrix(pattern, self.value[entry])
 
+    def row_range(self, start: int, stop: int) -> SparseMatrix:
+        """Neighbouring rows. The transposed matrix is not sorted for each range: its
+        product is one with the transposed whole.
+        """
+        if start == 0 and stop == self.size(0):
+            return self
+        rowptr = self.pattern.rowptr[start : stop + 1]
+        places = slice(int(rowptr[0]), int(rowptr[-1]))
+        col = self.pattern.col[places]
+        pattern = Pattern(rowptr - rowptr[0], col, self.pattern.num_cols)
+        return _RowRange(pattern, self.value[places], self, start)
+
     def to_dense(self) -> Tensor:
         """The dense matrix."""
         dense = self.value.new_zeros(self.shape)
         index = (self.pattern.row, self.pattern.col)
         return dense.index_put(index, self.value, accumulate=True)
+
+
+@dataclass(frozen=True)
+class _RowRange(SparseMatrix):
+    whole: SparseMatrix
+    start: int
+
+    def t_matmul(self, dense: Tensor) -> Tensor:
+        above, height = self.start, self.whole.size(0)
+        below = height - above - self.size(0)
+        return self.whole.t_matmul(F.pad(dense, (0, 0, above, below)))
