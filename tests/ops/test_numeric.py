@@ -5,6 +5,7 @@ import torch
 
 from torch_geometric_idgl.ops.numeric import (
     dropout,
+    relu_dropout,
     safe_log,
     safe_reciprocal,
     safe_rsqrt,
@@ -74,3 +75,23 @@ def test_dropout_at_the_ends():
     before = x.clone()
     dropout(x, 0.5)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize('inplace', [False, True])
+@pytest.mark.parametrize('training', [False, True])
+def test_relu_dropout(inplace, training):
+    x = torch.randn(301, 7, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(x)
+    results = []
+    for fn in [
+        lambda h: relu_dropout(h, 0.25, training, inplace),
+        lambda h: dropout(h.relu(), 0.25, training),
+    ]:
+        torch.manual_seed(0)
+        hidden = x * 1.0
+        before = hidden.detach().clone()
+        out = fn(hidden)
+        results.append((out, torch.autograd.grad(out, x, grad)[0]))
+        assert inplace or torch.equal(hidden, before)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)

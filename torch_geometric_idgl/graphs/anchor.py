@@ -86,6 +86,9 @@ class AnchorGraph(GraphOperator):
         """
         return self.mp2(self.mp1(x))
 
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        return self.mp2(weight * self.mp1(x))
+
     def anchor_graph(self, normalize: bool = False) -> Tensor:
         r""":math:`\widehat{\mathbf{B}}`, or :math:`\mathbf{B}` if normalised, of each
         graph, padded: :obj:`[B, S, S]`.

@@ -90,6 +90,12 @@ class GraphOperator(ABC):
     def matmul(self, x: Tensor) -> Tensor:
         r"""Message passing :math:`\mathbf{A} \mathbf{F}`."""
 
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        r""":math:`w \mathbf{A} \mathbf{F}` in a tensor that is nobody else's. Where it
+        can be, the number is put to something smaller than the product.
+        """
+        return weight * self.matmul(x)
+
     def row_sum(self) -> Tensor:
         r"""The degrees :math:`\mathbf{A} \mathbf{1}`, of shape :obj:`[n]`."""
         return self._row_sum

@@ -42,6 +42,9 @@ class RowNormalized(GraphOperator):
     def matmul(self, x: Tensor) -> Tensor:
         return self._scale * self.graph.matmul(x)
 
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        return (weight * self._scale) * self.graph.matmul(x)
+
 
 class ColumnScaled(Affinity):
     r""":math:`\mathbf{A} \, \mathrm{diag}(\mathbf{c})`: every column times a factor."""
@@ -93,11 +96,22 @@ class Memoized(GraphOperator):
     def dtype(self) -> torch.dtype:
         return self.graph.dtype
 
-    def matmul(self, x: Tensor) -> Tensor:
+    def known_product(self, x: Tensor) -> Tensor | None:
+        """The remembered product, if it is the one with this matrix."""
         if self._known is None:
             self._known = (x, self.graph.matmul(x))
         known, product = self._known
-        return product if x is known else self.graph.matmul(x)
+        return product if x is known else None
+
+    def matmul(self, x: Tensor) -> Tensor:
+        product = self.known_product(x)
+        return self.graph.matmul(x) if product is None else product
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        product = self.known_product(x)
+        if product is None:
+            return self.graph.weighted_matmul(x, weight)
+        return weight * product
 
 
 class Mixture(GraphOperator):
@@ -126,11 +140,31 @@ class Mixture(GraphOperator):
         return [(weight * own, graph) for own, graph in self.terms]
 
     def matmul(self, x: Tensor) -> Tensor:
-        return weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
+        return self.weighted_matmul(x, 1.0)
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        total, known = None, []
+        for own, graph in self.terms:
+            product = graph.known_product(x) if isinstance(graph, Memoized) else None
+            if product is not None:
+                known.append((weight * own, product))
+                continue
+            product = graph.weighted_matmul(x, weight * own)
+            total = product if total is None else total.add_(product)
+        if total is None:
+            (own, product), *known = known
+            total = own * product
+        for own, product in known:
+            total = total.add_(product, alpha=own)
+        return total
 
     def own_products(self, x: Tensor) -> list[tuple[float, Tensor]]:
         """The products with the terms that no other mixture has, and their weights."""
-        return [(w, g.matmul(x)) for w, g in self.terms if not isinstance(g, Memoized)]
+        return [
+            (1.0, graph.weighted_matmul(x, weight))
+            for weight, graph in self.terms
+            if not isinstance(graph, Memoized)
+        ]
 
     def shared_terms(self) -> list[tuple[float, GraphOperator]]:
         """The terms that other mixtures have as well; sums are taken apart."""

@@ -138,7 +138,7 @@ class InnerScores(Scores):
         return u @ v.transpose(1, 2)
 
     def at(self, pattern: Pattern, value: Tensor) -> Tensor:
-        return sddmm(pattern, self.leaves[0], self.leaves[-1])
+        return sddmm(pattern, self.leaves[0], self.leaves[-1], value)
 
 
 class PairScores(Scores):

@@ -46,6 +46,7 @@ class SparseGraph(Affinity):
         self.pattern = pattern
         self.value = value
         self.symmetric = symmetric
+        self._weighted: dict[tuple[float, bool], SparseMatrix] = {}
 
     @classmethod
     def from_scores(
@@ -86,6 +87,12 @@ class SparseGraph(Affinity):
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._matrix.matmul(x)
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        key = (weight, torch.is_grad_enabled())
+        if key not in self._weighted:
+            self._weighted[key] = SparseMatrix(self.pattern, weight * self.value)
+        return self._weighted[key].matmul(x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         if self.symmetric:

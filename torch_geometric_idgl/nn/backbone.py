@@ -19,6 +19,7 @@ from ..graphs import GraphOperator, Mixture, shared_products, weighted_sum
 from ..ops.features import Features
 from ..ops.layout import Layout
 from ..ops.numeric import dropout as drop
+from ..ops.numeric import relu_dropout
 from .conv import OperatorConv
 
 __all__ = ['Backbone', 'Prediction']
@@ -134,8 +135,7 @@ class Backbone(Module):
             if i > 0:
                 projected = conv.project(embeddings[-1])  # type: ignore[operator]
             out = conv.propagate(projected, graph)  # type: ignore[operator]
-            out = self._activate(out, i, layout)
-            embeddings.append(drop(out, dropout, self.training))
+            embeddings.append(self._activate(out, i, layout, dropout))
         return embeddings[-1] if self.jk is None else self.jk(embeddings)
 
     def start_prediction(self, z: Tensor, first: Any, graph: Mixture) -> Prediction:
@@ -165,13 +165,18 @@ class Backbone(Module):
             outs.append(finish(product, prediction.projected))  # type: ignore[operator]
         return outs
 
-    def _activate(self, x: Tensor, i: int, layout: Layout) -> Tensor:
+    def _activate(self, x: Tensor, i: int, layout: Layout, dropout: float) -> Tensor:
         if self.act is not None and self.act_first:
             x = self.act(x)
+        before = x
         if self.norm_takes_batch:
             x = self.norms[i](x, layout.batch, layout.num_graphs)
         elif self.has_norm:
             x = self.norms[i](x)
         if self.act is not None and not self.act_first:
+            if type(self.act) is torch.nn.ReLU:
+                # What a norm has made is nobody else's.
+                own = x is not before
+                return relu_dropout(x, dropout, self.training, inplace=own)
             x = self.act(x)
-        return x
+        return drop(x, dropout, self.training)

@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['dropout', 'safe_log', 'safe_reciprocal', 'safe_rsqrt', 'widen']
+from .autograd import first_order
+
+__all__ = [
+    'dropout',
+    'relu_dropout',
+    'safe_log',
+    'safe_reciprocal',
+    'safe_rsqrt',
+    'widen',
+]
 
 _NARROW = 16
 _STEPS = 1 << 16  # of the probabilities of `dropout`
@@ -39,14 +48,62 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     CPUs: one random number of 64 bits decides about four entries, so :math:`p` is
     rounded to a multiple of :math:`2^{-16}` (and the scale follows it).
     """
-    share = round(p * _STEPS)
-    quick = x.device.type == 'cpu' and 0 < share < _STEPS
-    if not training or not quick or torch.compiler.is_compiling():
+    if not training or not _is_quick(x, p):
         return F.dropout(x, p, training)
+    dropped, scale = _draw_dropped(x, p)
+    return x * dropped.logical_not_().to(x.dtype).mul_(scale)
+
+
+def relu_dropout(
+    x: Tensor, p: float, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """The :func:`dropout` of rectified values. Where the result is zero, so is the
+    gradient: no mask has to be kept.
+
+    Args:
+        x (torch.Tensor): The values.
+        p (float): The probability of dropping one.
+        training (bool, optional): Whether to drop any. (default: :obj:`True`)
+        inplace (bool, optional): Whether the result may take the place of the values.
+            (default: :obj:`False`)
+    """
+    if not training or not _is_quick(x, p):
+        x = x.relu_() if inplace else x.relu()
+        return F.dropout(x, p, training)
+    return _ReluDropout.apply(x, p, inplace)
+
+
+class _ReluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, p, inplace):
+        out = x.relu_() if inplace else x.relu()
+        dropped, scale = _draw_dropped(x, p)
+        out.masked_fill_(dropped, 0.0).mul_(scale)
+        if inplace:
+            ctx.mark_dirty(x)
+        ctx.scale = scale
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx, grad):
+        (out,) = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, out, 0.0)
+        return grad.mul_(ctx.scale), None, None
+
+
+def _is_quick(x: Tensor, p: float) -> bool:
+    drops_some = 0 < round(p * _STEPS) < _STEPS
+    return drops_some and x.device.type == 'cpu' and not torch.compiler.is_compiling()
+
+
+def _draw_dropped(x: Tensor, p: float) -> tuple[Tensor, float]:
+    """Which entries to drop, and the scale of the others."""
+    share = round(p * _STEPS)
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.long).random_(-(2**63), None)
-    kept = bits.view(torch.short)[: x.numel()] >= share - _STEPS // 2
-    mask = kept.view(x.shape).to(x.dtype).mul_(_STEPS / (_STEPS - share))
-    return x * mask
+    dropped = bits.view(torch.short)[: x.numel()] < share - _STEPS // 2
+    return dropped.view(x.shape), _STEPS / (_STEPS - share)
 
 
 def widen(x: Tensor) -> Tensor:

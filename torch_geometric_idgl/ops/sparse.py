@@ -115,6 +115,11 @@ def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
     """The same by dense row tiles: reading rows for every place is slower than
     multiplying, unless places are few.
     """
+    if a.size(0) < b.size(0):  # Tall tiles are faster than wide ones.
+        transposed, perm = pattern.transposed
+        dots = a.new_empty(pattern.nnz)
+        dots[perm] = _dense_pair_dot(transposed, b, a)
+        return dots
     step = max(1, _TILE // max(1, b.size(0)))
     bounds = pattern.rowptr[::step].tolist() + [pattern.nnz]
     dots = []
@@ -148,10 +153,10 @@ class _SpMM(torch.autograd.Function):
 
 class _SDDMM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, pattern, a, b):
+    def forward(ctx, pattern, a, b, known):
         ctx.pattern = pattern
         ctx.save_for_backward(a, b)
-        return _pair_dot(pattern, a, b)
+        return _pair_dot(pattern, a, b) if known is None else known.clone()
 
     @staticmethod
     @first_order
@@ -164,7 +169,7 @@ class _SDDMM(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             transposed, perm = pattern.transposed
             grad_b = _bag_sum(transposed, grad[perm], a)
-        return None, grad_a, grad_b
+        return None, grad_a, grad_b, None
 
 
 def spmm(matrix: SparseMatrix, dense: Tensor) -> Tensor:
@@ -180,15 +185,19 @@ def spmm(matrix: SparseMatrix, dense: Tensor) -> Tensor:
     return _SpMM.apply(matrix, matrix.value, dense)
 
 
-def sddmm(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+def sddmm(
+    pattern: Pattern, a: Tensor, b: Tensor, known: Tensor | None = None
+) -> Tensor:
     r"""The entries of :math:`\mathbf{A} \mathbf{B}^{\top}` at the places of a pattern.
 
     Args:
         pattern (Pattern): The places wanted.
         a (torch.Tensor): Left factor, of shape :obj:`[num_rows, f]`.
         b (torch.Tensor): Right factor, of shape :obj:`[num_cols, f]`.
+        known (torch.Tensor, optional): The entries, where they have been computed
+            already and lack only a gradient. (default: :obj:`None`)
     """
-    return _SDDMM.apply(pattern, a, b)
+    return _SDDMM.apply(pattern, a, b, known)
 
 
 @dataclass(frozen=True)
