@@ -111,3 +111,45 @@ def test_column_scaled_transposes_affinities_only():
     torch.testing.assert_close(scaled.to_dense(), graph.to_dense())
     with pytest.raises(TypeError, match=r"Expected an 'Affinity'.*got 'RowNorm"):
         scaled.t_matmul(torch.ones(5, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize('batch', list(SIZES))
+def test_weighted_products(batch):
+    """Wherever the number goes: values and gradients are those of the product."""
+    cases = {name: square_case(f'{name}/inner', batch) for name in ('dense', 'sparse')}
+    anchors = anchor_case('sparse/inner', batch)
+    makers = [
+        (cases['dense'].leaves, lambda *u: RowNormalized(cases['dense'].make(*u))),
+        (cases['sparse'].leaves, cases['sparse'].make),
+        (anchors.leaves, lambda *u: AnchorGraph(anchors.make(*u))),
+    ]
+    for leaves, make in makers:
+        leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        x = uniform(make(*leaves).shape[1], 2, seed=3)
+        actual = make(*leaves).weighted_matmul(x, 0.3)
+        expected = 0.3 * make(*leaves).matmul(x)
+        torch.testing.assert_close(actual, expected)
+        cotangent = uniform(*actual.shape, seed=4)
+        grads = torch.autograd.grad(actual, leaves, cotangent)
+        wanted = torch.autograd.grad(expected, leaves, cotangent)
+        for grad, other in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(grad, other)
+
+
+def test_sums_leave_remembered_products_alone():
+    case = square_case('dense/inner', 'single')
+    graph = case.make(*case.leaves)
+    dense, x = case.dense(*case.leaves), uniform(case.rows.num_rows, 2, seed=1)
+    shared = Memoized(graph)
+    before = shared.matmul(x).clone()
+    own = RowNormalized(graph)
+    for _ in range(2):
+        out = Mixture([(1.0, shared), (0.5, own)]).matmul(x)
+        expected = (dense + 0.5 * own.to_dense()) @ x
+        torch.testing.assert_close(out, expected)
+        alone = Mixture([(1.0, shared)]).matmul(x)
+        alone += 1.0
+        assert torch.equal(shared.matmul(x), before)
+    # A sum that is remembered itself is taken apart.
+    outer = Mixture([(1.0, Memoized(Mixture([(2.0, shared)]))), (1.0, own)])
+    assert outer.shared_terms() == [(2.0, shared)]

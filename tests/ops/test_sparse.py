@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -150,3 +152,52 @@ def test_non_contiguous():
     torch.testing.assert_close(matrix.matmul(f), dense @ f)
     g = uniform(5, 6)[:, ::2]
     torch.testing.assert_close(matrix.t_matmul(g), dense.t() @ g)
+
+
+@pytest.mark.parametrize('bounds', [(0, 5), (1, 4), (2, 2), (4, 5)])
+def test_row_range(bounds):
+    dense = dense_of(values())
+    matrix = SparseMatrix.from_dense(dense).row_range(*bounds)
+    part = dense[slice(*bounds)]
+    f, g, scale = uniform(4, 3), uniform(part.size(0), 3), uniform(part.size(0))
+    assert torch.equal(matrix.to_dense(), part)
+    torch.testing.assert_close(matrix.matmul(f), part @ f)
+    torch.testing.assert_close(matrix.t_matmul(g), part.t() @ g)
+    expected = part.t() @ (scale.unsqueeze(1) * g)
+    torch.testing.assert_close(matrix.scaled_t_matmul(scale, g), expected)
+
+
+@pytest.mark.parametrize('share', [0.0, 1.0])
+@pytest.mark.parametrize('shape', [(5, 4), (4, 5)])
+def test_sddmm_by_tiles_and_by_places(shape, share, monkeypatch):
+    monkeypatch.setattr(module, '_DENSE_DOTS', share)
+    monkeypatch.setattr(module, '_TILE', 8)
+    row, col = (ROW, COL) if shape == SHAPE else (COL, ROW)
+    pattern, _ = Pattern.from_coo(row, col, shape)
+    a, b = uniform(shape[0], 3).requires_grad_(), uniform(shape[1], 3).requires_grad_()
+    expected = (a @ b.t())[pattern.row, pattern.col]
+    actual = sddmm(pattern, a, b)
+    torch.testing.assert_close(actual, expected)
+    # Entries that are known get the same gradient.
+    known = sddmm(pattern, a, b, expected.detach())
+    assert torch.equal(known, expected)
+    cotangent = uniform(pattern.nnz)
+    wanted = torch.autograd.grad(expected, (a, b), cotangent)
+    for dots in [actual, known]:
+        for grad, other in zip(
+            torch.autograd.grad(dots, (a, b), cotangent), wanted, strict=True
+        ):
+            torch.testing.assert_close(grad, other)
+
+
+def test_transposed_does_not_keep_its_origin():
+    """Two matrices that hold each other would wait for the garbage collector."""
+    matrix = SparseMatrix.from_coo(ROW, COL, values(), SHAPE)
+    transposed = matrix.transposed
+    assert transposed.transposed is matrix
+    assert transposed.pattern.transposed[0] is matrix.pattern
+    dense = matrix.to_dense()
+    gone = weakref.ref(matrix)
+    del matrix
+    assert gone() is None
+    assert torch.equal(transposed.transposed.to_dense(), dense)

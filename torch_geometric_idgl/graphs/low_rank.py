@@ -42,6 +42,7 @@ class LowRankGraph(Affinity):
         self.factored = isinstance(left, DenseFactor)
         self.inner_rank = 0 if self.factored else 2
         self._observed: tuple[Tensor, Tensor] | None = None
+        self._known_middle: tuple[Tensor, Tensor] | None = None  # for which weight
         super().__init__(self.left.layout, self.right.layout)
 
     @property
@@ -51,18 +52,21 @@ class LowRankGraph(Affinity):
     def observe(
         self, message: Message, signal: Signal | None, previous: Affinity | None
     ) -> None:
-        if not self.symmetric:
-            return
-        product = self.left.expand(self.right.project(message.with_ones))
+        product = self.right.expand(self.left.project(message.with_ones))
         self._observed = (message.x, product[:, :-1])
-        self._row_sum = product[:, -1]
+        if self.symmetric:
+            self._row_sum = product[:, -1]
+        else:
+            self._col_sum = product[:, -1]
 
     def matmul(self, x: Tensor) -> Tensor:
-        if self._observed is not None and x is self._observed[0]:
-            return self._observed[1]
+        if self.symmetric:
+            return self.t_matmul(x)
         return self._multiply(self.left, self.right, x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
+        if self._observed is not None and x is self._observed[0]:
+            return self._observed[1]
         return self._multiply(self.right, self.left, x)
 
     def _multiply(self, left: Factor, right: Factor, x: Tensor) -> Tensor:
@@ -157,8 +161,12 @@ class LowRankGraph(Affinity):
         return (projected * signal.t_matmul(right.value)).sum((1, 2))
 
     def _middle(self, weight: Tensor) -> Tensor:
-        left, _ = self._dense_factors()
-        return left.project(weight.unsqueeze(1) * left.value)  # U^T diag(c) U
+        r""":math:`\mathbf{U}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{U}`."""
+        if self._known_middle is None or self._known_middle[0] is not weight:
+            left, _ = self._dense_factors()
+            middle = left.project(weight.unsqueeze(1) * left.value)
+            self._known_middle = (weight, middle)
+        return self._known_middle[1]
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
         if not self.factored:

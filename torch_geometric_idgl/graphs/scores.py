@@ -241,9 +241,9 @@ class _WeightedProduct(torch.autograd.Function):
     def forward(ctx, many, scale_many, few, scale_few, sq_weight):
         row, col = few.pattern.row, few.pattern.col
         out = scale_many.new_zeros(many.size(0), few.size(0))
+        table = out.new_zeros(few.size(1), few.size(0))  # other values for each head
         products = []
         for head, weight in enumerate(sq_weight):
-            table = out.new_zeros(few.size(1), few.size(0))
             table[col, row] = few.value * weight[col] * scale_few[row, head]
             products.append(many.matmul(table))
             out.addcmul_(products[-1], scale_many[:, head : head + 1])
@@ -261,8 +261,8 @@ class _WeightedProduct(torch.autograd.Function):
         grad_weight = torch.zeros_like(sq_weight)
         for head, product in enumerate(products):
             grad_many[:, head] = torch.einsum('ij,ij->i', grad, product)
-            scaled = grad * scale_many[:, head : head + 1]
-            entries = ctx.many.t_matmul(scaled)[col, row] * ctx.few.value
+            product = ctx.many.scaled_t_matmul(scale_many[:, head], grad)
+            entries = product[col, row] * ctx.few.value
             grad_weight[head].index_add_(0, col, entries * scale_few[row, head])
             grad_few[:, head].index_add_(0, row, entries * sq_weight[head, col])
         return None, grad_many, None, grad_few, grad_weight

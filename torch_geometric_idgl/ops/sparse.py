@@ -284,6 +284,11 @@ class SparseMatrix:
         """The product of the transposed matrix with a dense one."""
         return self.transposed.matmul(dense)
 
+    def scaled_t_matmul(self, scale: Tensor, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{M}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{F}`."""
+        scaled = self.with_value(self.value * scale[self.pattern.row])
+        return scaled.t_matmul(dense)
+
     def rows(self, index: Tensor) -> SparseMatrix:
         """The chosen rows, in the order given."""
         rowptr = self.pattern.rowptr
@@ -324,3 +329,6 @@ class _RowRange(SparseMatrix):
         above, height = self.start, self.whole.size(0)
         below = height - above - self.size(0)
         return self.whole.t_matmul(F.pad(dense, (0, 0, above, below)))
+
+    def scaled_t_matmul(self, scale: Tensor, dense: Tensor) -> Tensor:
+        return self.t_matmul(scale.unsqueeze(1) * dense)
