@@ -185,9 +185,9 @@ def test_half_finished_seed_goes_on(tmp_path, config, monkeypatch):
 # report.py
 
 
-def write_result(folder, dataset, name, scores):
+def write_result(folder, dataset, name, scores, **kwargs):
     runs = [record(seed=i, test=score) for i, score in enumerate(scores)]
-    file = results_file(dataset, System.parse(name), folder)
+    file = results_file(dataset, System.parse(name), folder, **kwargs)
     common.write_json(file, {'settings': {}, 'runs': runs})
 
 
@@ -203,7 +203,8 @@ def cell(markdown, row, column):
 def test_report(tmp_path):
     write_result(tmp_path, 'cora', 'idgl', [0.84, 0.85, 0.84, 0.85, 0.84])
     write_result(tmp_path, 'cora', 'gcn', [0.81, 0.82])
-    write_result(tmp_path, 'wine', 'idgl', [0.98])
+    write_result(tmp_path, 'wine', 'idgl', [0.98], paper_splits=True)
+    write_result(tmp_path, 'wine', 'idgl', [0.96, 0.96])
     write_result(tmp_path, 'cora', 'idgl-noil', [0.8] * 5)
     tables = make_tables(tmp_path)
 
@@ -218,6 +219,11 @@ def test_report(tmp_path):
     assert cell(markdown, 'GCN (tuned)', 'Cora') == 'missing'
     assert ('GAT', 'Cora') in missing and ('GCN', 'Cora') in missing
     assert ('IDGL', 'Cora') not in missing and ('GAT', 'Wine') not in missing
+
+    # The paper's figures are not those of other splits.
+    markdown, missing = tables['random-splits']
+    assert cell(markdown, 'IDGL', 'Wine') == '96.0 ± 0.0, 2 runs'
+    assert ('IDGL', 'Wine') in missing and 'Cora' not in markdown
 
     markdown, missing = tables['ablations']
     assert cell(markdown, 'IDGL w/o IL', 'Cora') == '80.0 ± 0.0 (83.5)'
@@ -266,7 +272,7 @@ def test_update_readme(tmp_path, capsys):
     assert 'old' not in text
     assert '84.0 ± 0.0 (84.5)' in text
     assert 'Missing: GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): ' in text
-    assert 'no markers for: ablations, training-time' in capsys.readouterr().out
+    assert 'no markers for: random-splits, ablations, training-time' in capsys.readouterr().out
     # Once more changes nothing.
     assert update(text, make_tables(tmp_path))[0] == text
 

@@ -117,9 +117,9 @@ def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
     """
     if a.size(0) < b.size(0):  # Tall tiles are faster than wide ones.
         transposed, perm = pattern.transposed
-        dots = a.new_empty(pattern.nnz)
-        dots[perm] = _dense_pair_dot(transposed, b, a)
-        return dots
+        found = a.new_empty(pattern.nnz)
+        found[perm] = _dense_pair_dot(transposed, b, a)
+        return found
     step = max(1, _TILE // max(1, b.size(0)))
     bounds = pattern.rowptr[::step].tolist() + [pattern.nnz]
     dots = []
