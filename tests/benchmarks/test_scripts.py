@@ -272,7 +272,10 @@ def test_update_readme(tmp_path, capsys):
     assert 'old' not in text
     assert '84.0 ± 0.0 (84.5)' in text
     assert 'Missing: GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): ' in text
-    assert 'no markers for: random-splits, ablations, training-time' in capsys.readouterr().out
+    assert (
+        'no markers for: random-splits, ablations, training-time'
+        in capsys.readouterr().out
+    )
     # Once more changes nothing.
     assert update(text, make_tables(tmp_path))[0] == text
 

@@ -302,8 +302,8 @@ class SparseMatrix:
         return SparseMatrix(pattern, self.value[entry])
 
     def row_range(self, start: int, stop: int) -> SparseMatrix:
-        """Neighbouring rows. The transposed matrix is not sorted for each range: its
-        product is one with the transposed whole.
+        """Neighbouring rows. Where these are most of all rows, the transposed matrix is
+        not sorted anew: its product is one with the transposed whole.
         """
         if start == 0 and stop == self.size(0):
             return self
@@ -325,10 +325,18 @@ class _RowRange(SparseMatrix):
     whole: SparseMatrix
     start: int
 
+    @property
+    def _is_large(self) -> bool:
+        return 2 * self.pattern.nnz > self.whole.pattern.nnz
+
     def t_matmul(self, dense: Tensor) -> Tensor:
+        if not self._is_large:
+            return super().t_matmul(dense)
         above, height = self.start, self.whole.size(0)
         below = height - above - self.size(0)
         return self.whole.t_matmul(F.pad(dense, (0, 0, above, below)))
 
     def scaled_t_matmul(self, scale: Tensor, dense: Tensor) -> Tensor:
+        if not self._is_large:
+            return super().scaled_t_matmul(scale, dense)
         return self.t_matmul(scale.unsqueeze(1) * dense)
