@@ -14,6 +14,7 @@ import argparse
 import functools
 import json
 import math
+import os
 import resource
 import statistics
 import subprocess
@@ -99,6 +100,10 @@ TARGETS = {
     ('pubmed', 'idgl-anch'): (15, None),
 }
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+TILED_SIZES = (3_000, 10_000, 30_000)  # quadratic in time
+# Tells the C library to keep freed memory. By default it gives tensors of more than
+# 32 MB back at once, and the next ones are paged in again: a jump between two sizes.
+KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 REFINEMENTS = 10
 KINDS = ('low-rank', 'anchor', 'tiled')
 
@@ -147,19 +152,20 @@ def made_up(n: int, edges: int, nonnegative: bool, classes: int = 40) -> Data:
 def epoch_of(
     forward: Callable[[Tensor], Tensor], parameters: list[Tensor], module, data: Data
 ) -> Callable[[], None]:
-    """A training step and an evaluation; `forward` gives the loss on a mask."""
+    """A training step and an evaluation; `forward` gives the loss of some nodes."""
     optimizer = torch.optim.Adam(parameters, lr=0.01, weight_decay=5e-4)
+    train, val = data.train_mask.nonzero()[:, 0], data.val_mask.nonzero()[:, 0]
 
     def epoch() -> None:
         if module is not None:
             module.train()
         optimizer.zero_grad()
-        forward(data.train_mask).backward()
+        forward(train).backward()
         optimizer.step()
         if module is not None:
             module.eval()
         with torch.no_grad():
-            forward(data.val_mask)
+            forward(val)
 
     return epoch
 
@@ -181,9 +187,9 @@ def graph_of(name: str, data: Data) -> Tensor | None:
 def model_epoch(model: IDGL, data: Data, graph: Tensor | None) -> Callable[[], None]:
     """An epoch with the joint loss over all iterations."""
 
-    def forward(mask: Tensor) -> Tensor:
+    def forward(index: Tensor) -> Tensor:
         _, trace = model(data.x, graph, return_trace=True)
-        return trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+        return trace.loss(lambda out: F.cross_entropy(out[index], data.y[index]))
 
     return epoch_of(forward, list(model.parameters()), model, data)
 
@@ -207,7 +213,7 @@ def reference_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
     ]
     parameters = [tensor.requires_grad_() for tensor in [*weights, *heads]]
 
-    def forward(mask: Tensor) -> Tensor:
+    def forward(index: Tensor) -> Tensor:
         anchors = None
         if system == 'idgl-anch':
             anchors = torch.randperm(data.num_nodes)[: model.num_anchors]
@@ -227,7 +233,7 @@ def reference_epoch(name: str, system: str, data: Data) -> Callable[[], None]:
             fixed_iters=True,
             recover=False,
         )
-        return run.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+        return run.loss(lambda out: F.cross_entropy(out[index], data.y[index]))
 
     return epoch_of(forward, parameters, None, data)
 
@@ -244,8 +250,8 @@ def gcn_epoch(data: Data, **settings) -> Callable[[], None]:
 
         graph = knn_graph(data.x, 24)
 
-    def forward(mask: Tensor) -> Tensor:
-        return F.cross_entropy(model(data.x, graph)[mask], data.y[mask])
+    def forward(index: Tensor) -> Tensor:
+        return F.cross_entropy(model(data.x, graph)[index], data.y[index])
 
     return epoch_of(forward, list(model.parameters()), model, data)
 
@@ -345,10 +351,11 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def fresh(case: dict) -> dict:
+def fresh(case: dict, environment: dict[str, str] | None = None) -> dict:
     """One case in a fresh process."""
     command = [sys.executable, __file__, '--case', json.dumps(case)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise RuntimeError(f'{case} failed:\n{done.stderr}')
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -361,11 +368,20 @@ def median(values: list[float]) -> float:
 # Tables -------------------------------------------------------------------------------
 
 
-def compare(args: argparse.Namespace, with_reference: bool) -> list[dict]:
-    """Epochs on real data against GCN and, if asked, the literal algorithm."""
+def compare(
+    args: argparse.Namespace, with_reference: bool, known: list[dict]
+) -> list[dict]:
+    """Epochs on real data against GCN and, if asked, the literal algorithm.
+
+    Rows of cases that are not asked for stay as they are.
+    """
     rows = []
     for name, system in SETTINGS:
+        if args.cases and f'{name}/{system}' not in args.cases:
+            rows += [r for r in known if (r['data'], r['system']) == (name, system)]
+            continue
         if system == 'idgl-tiled':
+            rows.append(compare_tiled(args))
             continue
         reference = with_reference and (name, system) in TARGETS
         case = {'data': name, 'system': system, 'root': str(args.root)}
@@ -390,14 +406,18 @@ def compare(args: argparse.Namespace, with_reference: bool) -> list[dict]:
             row['targets'] = TARGETS[name, system]
         rows.append(row)
         print(describe(row), flush=True)
+    return rows
+
+
+def compare_tiled(args: argparse.Namespace) -> dict:
+    """A threshold on all pairs of Pubmed, which the literal algorithm cannot hold."""
     case = {'data': 'pubmed', 'system': 'idgl-tiled', 'root': str(args.root)}
     tiled = fresh({'job': 'memory', **case, 'reference': False, 'repeats': 1})
-    rows.append({'data': 'pubmed', 'system': 'idgl-tiled', **tiled})
     print(
         f'pubmed idgl, threshold on all pairs: {tiled["seconds"][0]:.1f} s, '
         f'{tiled["peak_mb"]:.0f} MB (target: under 3000)'
     )
-    return rows
+    return {'data': 'pubmed', 'system': 'idgl-tiled', **tiled}
 
 
 def describe(row: dict) -> str:
@@ -422,14 +442,14 @@ def scaling(
     """
     rows = [row for row in rows if row['kind'] not in args.kinds]
     for kind in args.kinds:
-        sizes = [n for n in args.sizes if kind != 'tiled' or n <= 30_000]
+        sizes = args.sizes or (TILED_SIZES if kind == 'tiled' else SIZES)
         found: list[dict] = []
-        row: dict = {'kind': kind, 'points': found}
+        row: dict = {'kind': kind, 'environment': KEEP_MEMORY, 'points': found}
         rows.append(row)
         for n in sizes:
             case = {'job': 'large', 'kind': kind, 'n': n, 'edges': 7 * n}
             case['repeats'] = 1 if kind == 'tiled' else 3
-            result = fresh(case)
+            result = fresh(case, KEEP_MEMORY)
             seconds, memory = median(result['seconds']), result['peak_mb']
             used = memory - result['start_mb']
             found.append(
@@ -505,7 +525,8 @@ def main() -> None:
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--only', choices=['reference', 'gcn', 'scaling', 'arxiv'])
-    parser.add_argument('--sizes', type=int, nargs='+', default=list(SIZES))
+    parser.add_argument('--cases', nargs='+', help='such as cora/idgl; default: all')
+    parser.add_argument('--sizes', type=int, nargs='+', help='numbers of nodes')
     parser.add_argument('--kinds', nargs='+', default=list(KINDS), choices=KINDS)
     parser.add_argument('--arxiv-nodes', type=int, default=169_343)
     parser.add_argument('--arxiv-edges', type=int, default=1_166_243)
@@ -521,7 +542,8 @@ def main() -> None:
     command = 'python benchmarks/speed.py'
     result |= {'command': command, 'versions': versions(), 'machine': machine()}
     if args.only in (None, 'reference', 'gcn'):
-        result['epochs'] = compare(args, with_reference=args.only != 'gcn')
+        known = result.get('epochs', [])
+        result['epochs'] = compare(args, args.only != 'gcn', known)
         write_json(args.out, result)
     if args.only in (None, 'scaling'):
         known = result.get('scaling', [])

@@ -246,6 +246,18 @@ def run(
     return record
 
 
+@torch.no_grad()
+def _cross_entropy(model: torch.nn.Module, data: Data) -> float:
+    """The prediction loss on the dev nodes, without regularisers: comparable between
+    settings that weigh these differently.
+    """
+    weight = data.get('edge_weight')
+    model.eval()
+    out = model(data.x, data.edge_index, *([] if weight is None else [weight]))
+    mask = data.val_mask
+    return float(torch.nn.functional.cross_entropy(out[mask], data.y[mask]))
+
+
 def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any]:
     from torch_geometric_idgl.training import fit
 
@@ -264,6 +276,7 @@ def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any
         'dev': record.val_score,
         'test': record.test_score,
         'dev_loss': record.val_loss,
+        'dev_cross_entropy': _cross_entropy(model, data),
         'epochs': record.epochs,
         'best_epoch': record.best_epoch,
         'seconds': record.seconds,

@@ -33,7 +33,7 @@ def test_exponent_is_the_slope():
 
 def test_scaling_saves_every_point(monkeypatch):
     answer = {'seconds': [1.0], 'peak_mb': 300.0, 'start_mb': 100.0}
-    monkeypatch.setattr(speed, 'fresh', lambda case: answer)
+    monkeypatch.setattr(speed, 'fresh', lambda case, environment: answer)
     saved: list[str] = []
     args = SimpleNamespace(sizes=[10, 100], kinds=['anchor', 'tiled'])
     known = [{'kind': 'low-rank', 'points': []}, {'kind': 'tiled', 'points': []}]

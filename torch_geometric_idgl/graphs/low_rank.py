@@ -87,6 +87,10 @@ class LowRankGraph(Affinity):
     def sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
         if self.factored or not self.symmetric:
             return super().sq_norm_bounds()
+        return self._sq_norm_bounds
+
+    @cached_tensor
+    def _sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
         # Weighted cosines are at most one, and n |A|^2 >= |A 1|^2 (Cauchy-Schwarz).
         degree = self.row_sum()
         lower = self.rows.sum(degree.square()) / self.rows.count
@@ -134,7 +138,8 @@ class LowRankGraph(Affinity):
         else:
             e = DenseFactor(v.value - v_old.value, v.layout)
             cross, t_cross = u_old.project(d.value), e.project(v.value)
-        total = d.gram * v.gram + e.gram * u_old.gram + 2.0 * cross * t_cross
+        total = (d.gram * v.gram).addcmul_(e.gram, u_old.gram)
+        total = total.addcmul_(cross, t_cross, value=2.0)
         return total.sum((1, 2)).clamp(min=0.0)
 
     def change_from(self, previous: Affinity) -> Change:

@@ -161,6 +161,8 @@ class _Survey(torch.autograd.Function):
         ctx.entries, ctx.signal = entries, signal
         ctx.save_for_backward(x, y, *leaves)
         rows, cols = entries.scores.rows, entries.scores.cols
+        widths = x.size(1), y.size(1)
+        x, y = widen(x), widen(y)
         out = x.new_zeros(rows.num_rows, x.size(1))
         t_out = x.new_zeros(cols.num_rows, y.size(1))
         nothing = x.new_zeros(())
@@ -187,6 +189,7 @@ class _Survey(torch.autograd.Function):
             sums.index_add_(1, graph, torch.stack(parts, dim=1))
         norm, inner, distance = sums.unbind(0)
         ctx.mark_non_differentiable(distance)
+        out, t_out = out[:, : widths[0]], t_out[:, : widths[1]]
         return out, t_out, norm.clone(), inner.clone(), distance, x.new_zeros(())
 
     @staticmethod
@@ -205,7 +208,10 @@ class _Survey(torch.autograd.Function):
             for leaf, need in zip(leaves, ctx.needs_input_grad[5:], strict=True)
         ]
         grads = [torch.zeros_like(leaf) for leaf in leaves]
-        grad_x, grad_y = torch.zeros_like(x), torch.zeros_like(y)
+        widths = x.size(1), y.size(1)
+        grad_out, grad_t_out = widen(grad_out), widen(grad_t_out)
+        grad_x = x.new_zeros(x.size(0), grad_out.size(1))
+        grad_y = y.new_zeros(y.size(0), grad_t_out.size(1))
         for tile in entries.tiles:
             mine, others = entries.scores.slices(tile)
             block = entries.tile(tile)
@@ -222,6 +228,7 @@ class _Survey(torch.autograd.Function):
                 grad.addcmul_(signal.gram_tile(*tile), grad_inner[tile.graph])
             _backward_tile(entries, tile, block, grad, leaves, grads)
         entries.drop()
+        grad_x, grad_y = grad_x[:, : widths[0]], grad_y[:, : widths[1]]
         return None, None, None, grad_x, grad_y, *grads
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..ops.caching import cached_tensor
-from ..ops.numeric import widen
 from ..ops.sparse import Pattern
 from .base import Affinity, Message
 from .dense import DenseGraph
@@ -85,7 +84,7 @@ class TiledGraph(Affinity):
             signal = None
         before = previous if isinstance(previous, TiledGraph) else None
         ones = self._ones(self.cols)
-        with_ones = widen(message.with_ones)
+        with_ones = message.with_ones
         answers = survey(
             self.entries,
             with_ones if square else ones,

@@ -374,7 +374,7 @@ class IDGL(Module):
             z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
             predictions.append(self.backbone.start_prediction(z, projected, mixed))
 
-            trace.regs.append(torch.where(active, reg, trace.regs[-1]))
+            trace.regs.append(where_active(active, reg, trace.regs[-1], layout))
             trace.num_iters = trace.num_iters + active
             trace.refined.append(active)
             if self.tol is None:

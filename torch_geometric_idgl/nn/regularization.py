@@ -2,6 +2,8 @@ r"""Graph regularisation (Eq. 10 and 11)."""
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -39,13 +41,15 @@ def graph_regularization(
         sparsity (float): The weight :math:`\gamma` of the squared norm.
     """
     layout = signal.layout
-    count = layout.count
-    total = torch.zeros(layout.num_graphs, dtype=graph.dtype, device=layout.device)
+    terms = []
     if connectivity > 0:
         barrier = layout.sum(safe_log(graph.degree()))
-        total = total - connectivity * barrier / count
+        terms.append(layout.per_row(barrier, -connectivity))
     if sparsity > 0:
-        total = total + sparsity * graph.sq_norm() / count**2
+        terms.append(layout.per_row(graph.sq_norm(), sparsity, 2))
     if smoothness > 0:  # The last, for it profits from what the norm has made.
-        total = total + smoothness * graph.dirichlet_energy(signal) / count**2
-    return total
+        energy = graph.dirichlet_energy(signal)
+        terms.append(layout.per_row(energy, smoothness, 2))
+    if not terms:
+        return torch.zeros(layout.num_graphs, dtype=graph.dtype, device=layout.device)
+    return functools.reduce(torch.add, terms)

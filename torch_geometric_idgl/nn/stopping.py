@@ -20,6 +20,12 @@ def still_changing(
     """
     least, most = scale.sq_norm_bounds()
     low, high = change.bounds()
+    if active.numel() == 1:  # numbers are compared faster than tensors
+        bounds = torch.cat([low, high, least, most]).tolist()
+        going_on = bounds[0] > tol * bounds[3]
+        if not going_on and bounds[1] > tol * bounds[2]:
+            going_on = bool(change.exact() > tol * scale.sq_norm())
+        return (active if going_on else torch.zeros_like(active)), going_on
     surely = active & (low > tol * most)
     if least is not most or low is not high:
         perhaps = active & (high > tol * least) & ~surely
@@ -31,7 +37,11 @@ def still_changing(
 
 
 def where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:
-    """New rows for the nodes of graphs that still iterate; the others keep theirs."""
+    """New rows for the nodes of graphs that still iterate (or new values for these
+    graphs); the others keep theirs.
+    """
     if layout.num_graphs == 1:
         return new
+    if new.dim() == 1:
+        return torch.where(active, new, old)
     return torch.where(active[layout.batch].unsqueeze(1), new, old)

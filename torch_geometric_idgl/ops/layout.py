@@ -103,6 +103,12 @@ class Layout:
         flat = padded.reshape(-1, *padded.shape[2:])
         return flat if self.is_regular else flat[self.slot]
 
+    def per_row(self, total: Tensor, weight: float = 1.0, power: int = 1) -> Tensor:
+        r""":math:`w \, t / n^p`, for a value :math:`t` of each graph."""
+        if self.num_graphs == 1:
+            return total * (weight / max(self.sizes[0], 1) ** power)
+        return weight * total / self.count**power
+
     def sum(self, rows: Tensor) -> Tensor:
         """Sums of the values of each graph: :obj:`[n]` to :obj:`[B]`."""
         if self.num_graphs == 1:

@@ -225,14 +225,14 @@ def _forward(
     split: str,
 ) -> tuple[Tensor, Tensor, float | None]:
     # Outputs for all nodes, loss of a split, and mean number of refinements.
-    mask = data[f'{split}_mask']
-    y = data.y[mask]
+    index = data[f'{split}_mask'].nonzero().squeeze(1)  # found once for all outputs
+    y = data.y[index]
     if not is_idgl:
         weight = data.get('edge_weight')
         out = model(data.x, data.edge_index, *([] if weight is None else [weight]))
-        return out, loss_fn(out[mask], y), None
+        return out, loss_fn(out[index], y), None
     out, trace = model(data, max_iters=max_iters, return_trace=True)
-    loss = trace.loss(lambda out: loss_fn(out[mask], y))
+    loss = trace.loss(lambda out: loss_fn(out[index], y))
     return out, loss, float(trace.num_iters.to(torch.float).mean())
 
 
