@@ -397,12 +397,15 @@ def compare(
             'all_seconds': result['seconds'],
             'gcn_epochs': seconds['idgl'] / seconds['gcn'],
             'peak_mb': memory['peak_mb'],
+            'start_mb': memory['start_mb'],  # PyTorch and PyG alone
         }
         if reference:
             slow = fresh({'job': 'memory', **case, 'repeats': 1})
             row['reference_peak_mb'] = slow['peak_mb']
             row['speedup'] = seconds['reference'] / seconds['idgl']
             row['memory_ratio'] = slow['peak_mb'] / memory['peak_mb']
+            used = memory['peak_mb'] - memory['start_mb']
+            row['used_memory_ratio'] = (slow['peak_mb'] - slow['start_mb']) / used
             row['targets'] = TARGETS[name, system]
         rows.append(row)
         print(describe(row), flush=True)
@@ -430,6 +433,7 @@ def describe(row: dict) -> str:
         text += f'; {row["speedup"]:.0f}x the literal algorithm (target {speed}x), '
         text += f'{row["memory_ratio"]:.1f}x less memory'
         text += f' (target {memory}x)' if memory else ''
+        text += f', {row["used_memory_ratio"]:.1f}x beside PyTorch itself'
     return text
 
 

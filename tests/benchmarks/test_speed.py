@@ -42,3 +42,30 @@ def test_scaling_saves_every_point(monkeypatch):
     rows = {row['kind']: row for row in json.loads(saved[-1])}
     assert list(rows) == ['low-rank', 'anchor', 'tiled']
     assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
+
+
+def test_compare_keeps_rows_that_are_not_asked_for(monkeypatch, capsys):
+    def fresh(case):
+        if case['job'] == 'time':
+            times = {'idgl': [1.0, 3.0], 'gcn': [0.5], 'reference': [40.0]}
+            return {'seconds': times, 'synthetic': False}
+        peak = 900.0 if case['reference'] else 300.0
+        return {'seconds': [2.0], 'peak_mb': peak, 'start_mb': 200.0}
+
+    monkeypatch.setattr(speed, 'fresh', fresh)
+    known = [{'data': 'cora', 'system': 'idgl'}, {'data': 'digits', 'system': 'idgl'}]
+    args = SimpleNamespace(
+        cases=['digits/idgl', 'pubmed/idgl-tiled'], root='', repeats=2
+    )
+    rows = speed.compare(args, True, known)
+    assert rows[0] is known[0]
+    assert [(r['data'], r['system']) for r in rows[1:]] == [
+        ('digits', 'idgl'),
+        ('pubmed', 'idgl-tiled'),
+    ]
+    row = rows[1]
+    assert (row['speedup'], row['gcn_epochs']) == (20.0, 4.0)  # of medians
+    assert (row['memory_ratio'], row['used_memory_ratio']) == (3.0, 7.0)
+    out = capsys.readouterr().out
+    assert '20x the literal algorithm (target 8x), 3.0x less memory' in out
+    assert '2.0 s, 300 MB (target: under 3000)' in out
