@@ -155,7 +155,10 @@ def speed_table(folder: Path) -> Table:
             text += f'time ~ n^{row["time_exponent"]:.2f}, '
             text += f'memory ~ n^{row["memory_exponent"]:.2f}; '
         text += f'{last["n"]:,} nodes take {last["seconds"]:.1f} s '
-        lines.append(f'{text}and {last["peak_mb"]:,.0f} MB an epoch.')
+        text += f'and {last["peak_mb"]:,.0f} MB an epoch'
+        if last.get('environment') == {}:
+            text += ' (with the default allocator, so not part of the fit)'
+        lines.append(f'{text}.')
     if 'arxiv' in content:
         arxiv = content['arxiv']
         lines.append(

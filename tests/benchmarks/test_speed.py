@@ -33,7 +33,13 @@ def test_exponent_is_the_slope():
 
 def test_scaling_saves_every_point(monkeypatch):
     answer = {'seconds': [1.0], 'peak_mb': 300.0, 'start_mb': 100.0}
-    monkeypatch.setattr(speed, 'fresh', lambda case, environment: answer)
+
+    def fresh(case, environment):
+        if environment and case['n'] == 1000:
+            raise RuntimeError('out of memory')
+        return answer
+
+    monkeypatch.setattr(speed, 'fresh', fresh)
     saved: list[str] = []
     args = SimpleNamespace(sizes=[10, 100], kinds=['anchor', 'tiled'])
     known = [{'kind': 'low-rank', 'points': []}, {'kind': 'tiled', 'points': []}]
@@ -42,6 +48,34 @@ def test_scaling_saves_every_point(monkeypatch):
     rows = {row['kind']: row for row in json.loads(saved[-1])}
     assert list(rows) == ['low-rank', 'anchor', 'tiled']
     assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
+
+    # A further size goes to those that are known; one that needs the default
+    # allocator is not part of the line.
+    args = SimpleNamespace(sizes=[1000], kinds=['tiled'])
+    answer['seconds'] = [50.0]
+    speed.scaling(
+        args, json.loads(saved[-1]), lambda rows: saved.append(json.dumps(rows))
+    )
+    rows = {row['kind']: row for row in json.loads(saved[-1])}
+    points = rows['tiled']['points']
+    assert [point['n'] for point in points] == [10, 100, 1000]
+    assert [bool(point['environment']) for point in points] == [True, True, False]
+    assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
+    assert len(rows['anchor']['points']) == 2
+
+
+def test_arxiv_takes_turns(monkeypatch):
+    cases = []
+
+    def fresh(case):
+        cases.append(case['kind'])
+        second = 2.0 if case['kind'] == 'arxiv-idgl' else 4.0
+        return {'seconds': [9.0, second], 'peak_mb': 100.0, 'start_mb': 10.0}
+
+    monkeypatch.setattr(speed, 'fresh', fresh)
+    args = SimpleNamespace(arxiv_nodes=5, arxiv_edges=5, repeats=2)
+    assert speed.arxiv(args)['ratio'] == 0.5
+    assert cases == ['arxiv-idgl', 'arxiv-gcn'] * 2
 
 
 def test_compare_keeps_rows_that_are_not_asked_for(monkeypatch, capsys):
