@@ -382,7 +382,10 @@ class IDGL(Module):
             scale = self._stopping_scale(trace.learned, first)
             with torch.no_grad():
                 change = trace.learned.change_from(previous)
-                active, going_on = still_changing(active, change, scale, self.tol)
+                exact = layout.device.type != 'cpu'
+                active, going_on = still_changing(
+                    active, change, scale, self.tol, exact
+                )
             trace.changes.append(change)
             trace.scales.append(scale)
             if not going_on:

@@ -12,28 +12,38 @@ __all__ = ['still_changing', 'where_active']
 
 
 def still_changing(
-    active: Tensor, change: Change, scale: Affinity, tol: float
+    active: Tensor, change: Change, scale: Affinity, tol: float, exact: bool = False
 ) -> tuple[Tensor, bool]:
-    """Which graphs go on, and whether any does, in one host synchronisation.
+    """Which graphs go on, and whether any does.
 
-    Bounds of the norm usually decide; it is computed only where they do not.
+    Bounds of the norm usually decide, and it is computed only where they do not: that
+    takes a second look at numbers, which is free on CPUs only.
+
+    Args:
+        active (torch.Tensor): The graphs that have not stopped yet.
+        change (Change): The squared distance to the graphs before.
+        scale (Affinity): The graphs whose squared norm it is compared with.
+        tol (float): The share of it below which a graph stops.
+        exact (bool, optional): Decide without bounds, in one host synchronisation.
+            (default: :obj:`False`)
     """
+    if exact:
+        active = active & (change.exact() > tol * scale.sq_norm())
+        return active, bool(active.any())
     least, most = scale.sq_norm_bounds()
     low, high = change.bounds()
     if active.numel() == 1:  # numbers are compared faster than tensors
         bounds = torch.cat([low, high, least, most]).tolist()
         going_on = bounds[0] > tol * bounds[3]
         if not going_on and bounds[1] > tol * bounds[2]:
-            going_on = bool(change.exact() > tol * scale.sq_norm())
+            return still_changing(active, change, scale, tol, exact=True)
         return (active if going_on else torch.zeros_like(active)), going_on
     surely = active & (low > tol * most)
-    if least is not most or low is not high:
-        perhaps = active & (high > tol * least) & ~surely
-        undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
-        if not undecided:
-            return surely, going_on
-        surely = active & (change.exact() > tol * scale.sq_norm())
-    return surely, bool(surely.any())
+    perhaps = active & (high > tol * least) & ~surely
+    undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
+    if undecided:
+        return still_changing(active, change, scale, tol, exact=True)
+    return surely, going_on
 
 
 def where_active(active: Tensor, new: Tensor, old: Tensor, layout: Layout) -> Tensor:

@@ -1,0 +1,80 @@
+"""When graphs stop: bounds decide as exact values do."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.nn.common import MODELS, assert_close, make_graph, make_model
+from torch_geometric_idgl.nn import idgl as module
+from torch_geometric_idgl.nn.stopping import still_changing
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a number is read from a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+class Interval:
+    """A value between two bounds, as changes and norms are."""
+
+    def __init__(self, low, value, high):
+        low, value, high = (torch.tensor(x) for x in (low, value, high))
+        self.exact = self.sq_norm = lambda: value
+        self.bounds = self.sq_norm_bounds = lambda: (low, high)
+
+
+@pytest.mark.parametrize(
+    'value, going_on',
+    [
+        (([0.5], [0.6], [0.7]), [True]),
+        (([0.05], [0.3], [0.7]), [True]),  # the bounds leave it open
+        (([0.05], [0.15], [0.7]), [False]),
+        (([0.01], [0.02], [0.05]), [False]),
+        (([0.5, 0.0], [0.6, 0.1], [0.7, 0.15]), [True, False]),
+        (([0.05, 0.5], [0.15, 0.6], [0.7, 0.7]), [False, True]),
+    ],
+)
+def test_bounds_decide_as_exact_values(value, going_on):
+    change = Interval(*value)
+    count = len(going_on)
+    scale = Interval([0.8] * count, [1.0] * count, [2.0] * count)
+    active = torch.ones(count, dtype=torch.bool)
+    for exact in [False, True]:
+        still, any_is = still_changing(active, change, scale, 0.2, exact)
+        assert still.tolist() == going_on and any_is == any(going_on)
+    # A graph that has stopped does not start again.
+    still, any_is = still_changing(torch.zeros_like(active), change, scale, 0.2, True)
+    assert not still.any() and not any_is
+
+
+def test_exact_values_are_read_once():
+    change, scale = Interval([0.05], [0.3], [0.7]), Interval([0.8], [1.0], [2.0])
+    with Reads() as reads:
+        still_changing(torch.ones(1, dtype=torch.bool), change, scale, 0.2, exact=True)
+    assert reads.count == 1
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('tol', [1e-5, 1e-2, 0.3])
+def test_models_stop_alike(cls, tol, monkeypatch):
+    x, edge_index = make_graph()
+    model = make_model(cls, tol=tol, max_iters=8).eval()
+    traces = []
+    for exact in [False, True]:
+        torch.manual_seed(0)
+        decide = functools.partial(_decide, exact=exact)
+        monkeypatch.setattr(module, 'still_changing', decide)
+        traces.append(model(x, edge_index, return_trace=True)[1])
+    assert torch.equal(traces[0].num_iters, traces[1].num_iters)
+    assert_close(traces[0].out, traces[1].out)
+
+
+def _decide(active, change, scale, tol, _, exact):
+    return still_changing(active, change, scale, tol, exact)
