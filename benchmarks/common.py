@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import resource
@@ -96,6 +97,15 @@ def mean_std(values: list[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (zero for a single value)."""
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     return statistics.fmean(values), std
+
+
+def exponent(points: list[dict], key: str) -> float:
+    """The slope of a least-squares line in log-log coordinates."""
+    xs = [math.log(point['n']) for point in points]
+    ys = [math.log(max(point[key], 1e-9)) for point in points]
+    mx, my = statistics.fmean(xs), statistics.fmean(ys)
+    top = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True))
+    return top / sum((x - mx) ** 2 for x in xs)
 
 
 def percent(values: list[float]) -> str:

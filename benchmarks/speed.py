@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import os
 import resource
 import statistics
@@ -36,7 +35,7 @@ from torch_geometric_idgl.datasets import load, stage_data
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'tests'))
 
-from common import RESULTS, machine, versions, write_json  # noqa: E402
+from common import RESULTS, exponent, machine, versions, write_json  # noqa: E402
 from reference import idgl_reference  # noqa: E402
 
 # Shapes and shares of non-zero features, for data of the same size where the real files
@@ -487,15 +486,6 @@ def measure_size(kind: str, n: int, repeats: int) -> dict:
         'used_mb': memory - result['start_mb'],
         'environment': environment,
     }
-
-
-def exponent(points: list[dict], key: str) -> float:
-    """The slope of a least-squares line in log-log coordinates."""
-    xs = [math.log(point['n']) for point in points]
-    ys = [math.log(max(point[key], 1e-9)) for point in points]
-    mx, my = statistics.fmean(xs), statistics.fmean(ys)
-    top = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True))
-    return top / sum((x - mx) ** 2 for x in xs)
 
 
 def arxiv(args: argparse.Namespace) -> dict:
