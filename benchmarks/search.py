@@ -1,14 +1,15 @@
 """Searches hyper-parameters on the dev set, with the same budget for every system.
 
     python benchmarks/search.py --dataset cora --model gcn --trials 50
-    python benchmarks/search.py --dataset cora --model idgl --trials 50
+    python benchmarks/search.py --dataset cora --model idgl --trials 50 --halve
 
-The first trial is the published setting, the others are drawn from configs/search.yaml.
-Each training run is logged to benchmarks/results/search/ and never repeated; the test
-labels are hidden from it. Wine, Cancer and Digits are split as the paper does. The
-setting with the best mean dev score (then the lowest mean dev cross-entropy: the whole
-loss of IDGL depends on the weights of its regularisers) is written to
-configs/tuned.yaml, where `--settings tuned` finds it.
+The first trial is the published setting, the others are drawn from configs/search.yaml:
+all settings anew, or each of them with the probability `--change`. With `--halve`, only
+the better half of the trials goes on to the next seed. Each training run is logged to
+benchmarks/results/search/ and never repeated; the test labels are hidden from it. Wine,
+Cancer and Digits are split as the paper does. The setting with the best mean dev score
+(then the lowest mean dev cross-entropy: the whole loss of IDGL depends on the weights
+of its regularisers) is written to configs/tuned.yaml, for `--settings tuned`.
 """
 
 from __future__ import annotations
@@ -45,19 +46,26 @@ def search_space(base: str, dataset: str) -> dict[str, list]:
     return {key: values for key, values in space.items() if values}
 
 
-def draw_trials(space: dict[str, list], trials: int, seed: int = 0) -> list[dict]:
+def draw_trials(
+    space: dict[str, list], trials: int, seed: int = 0, change: float = 1.0
+) -> list[dict]:
     r"""Distinct settings, the same for the same arguments; a larger number of trials
     begins with those of a smaller one.
 
     The empty first trial stands for the published setting. A space that has no more
-    than the wanted trials is tried completely.
+    than the wanted trials is tried completely. With :obj:`change` below one, a trial
+    draws each setting with this probability only, the others stay as published.
     """
     rng = random.Random(seed)
     size = math.prod(len(values) for values in space.values())
     chosen: list[dict] = [{}]
-    seen = set()
+    seen = {json.dumps({})}
     while len(chosen) < min(trials, size + 1):
-        trial = {key: rng.choice(values) for key, values in sorted(space.items())}
+        trial = {
+            key: rng.choice(values)
+            for key, values in sorted(space.items())
+            if change == 1.0 or rng.random() < change
+        }
         if (key := json.dumps(trial)) not in seen:
             seen.add(key)
             chosen.append(trial)
@@ -126,6 +134,8 @@ def search(
     seeds: int,
     *,
     seed: int = 0,
+    change: float = 1.0,
+    halve: bool = False,
     device='cpu',
     progress: bool = True,
     folder: Path = RESULTS,
@@ -136,14 +146,28 @@ def search(
         raise ValueError(f"Expected a system without suffixes (got '{base}')")
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
     file = folder / 'search' / f'{dataset}_{base}.jsonl'
-    drawn = draw_trials(search_space(base, dataset), trials, seed)
-    done = {
-        (json.dumps(r['params'], sort_keys=True), r['seed']) for r in read_log(file)
-    }
-    for number, params in enumerate(drawn):
-        for run_seed in range(seeds):
-            if (json.dumps(params, sort_keys=True), run_seed) in done:
+    drawn = draw_trials(search_space(base, dataset), trials, seed, change)
+    keys = [json.dumps(params, sort_keys=True) for params in drawn]
+    options = f'--trials {trials} --seeds {seeds}'
+    options += f' --seed {seed}' * (seed != 0) + f' --change {change}' * (change < 1)
+    command = f'python benchmarks/search.py --dataset {dataset} --model {base} '
+    command += options + ' --halve' * halve
+
+    def finished() -> list[dict[str, Any]]:
+        log = read_log(file)
+        return [r for r in log if json.dumps(r['params'], sort_keys=True) in keys]
+
+    remaining = list(range(len(drawn)))
+    for run_seed in range(seeds):
+        done = {
+            json.dumps(r['params'], sort_keys=True)
+            for r in finished()
+            if r['seed'] == run_seed
+        }
+        for number in remaining:
+            if keys[number] in done:
                 continue
+            params = drawn[number]
             try:
                 record = run(
                     system,
@@ -163,19 +187,17 @@ def search(
             kept += ('epochs', 'best_epoch', 'seconds')
             line: dict[str, Any] = {'trial': number, 'seed': run_seed, 'params': params}
             line |= {key: record[key] for key in kept if key in record}
-            append_log(file, line)
+            append_log(file, {**line, 'command': command})
             print(
                 f'trial {number} seed {run_seed}: dev {100 * line["dev"]:.1f}, '
                 f'loss {line["dev_loss"]:.4f} {params or "(published)"}',
                 flush=True,
             )
-    wanted = {json.dumps(params, sort_keys=True) for params in drawn}
-    log = [
-        record
-        for record in read_log(file)
-        if json.dumps(record['params'], sort_keys=True) in wanted
-    ]
-    return rank(log, seeds)
+        if halve:
+            ranked = [drawn.index(t['params']) for t in rank(finished(), run_seed + 1)]
+            ranked = [number for number in ranked if number in remaining]
+            remaining = sorted(ranked[: math.ceil(len(ranked) / 2)])
+    return rank(finished(), seeds)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -185,6 +207,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--trials', type=int, default=50, help='the budget')
     parser.add_argument('--seeds', type=int, default=3, help='runs of each trial')
     parser.add_argument('--seed', type=int, default=0, help='of the trials drawn')
+    parser.add_argument(
+        '--change', type=float, default=1.0, help='probability to draw a setting anew'
+    )
+    parser.add_argument(
+        '--halve', action='store_true', help='only the better half gets the next seed'
+    )
     parser.add_argument('--root', default='data', help='writable folder of the data')
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
     parser.add_argument('--device', help='default: the GPU if there is one')
@@ -192,6 +220,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--tuned', type=Path, default=CONFIGS / 'tuned.yaml')
     parser.add_argument('--quiet', action='store_true', help='no progress bars')
     args = parser.parse_args(argv)
+    if not 0 < args.change <= 1:
+        parser.error(f'--change must be in (0, 1] (got {args.change})')
     if args.source:
         from torch_geometric_idgl.datasets import stage_data
 
@@ -203,6 +233,8 @@ def main(argv: list[str] | None = None) -> int:
         args.trials,
         args.seeds,
         seed=args.seed,
+        change=args.change,
+        halve=args.halve,
         device=args.device or common.default_device(),
         progress=not args.quiet,
         folder=args.results,

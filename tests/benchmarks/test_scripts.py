@@ -292,6 +292,39 @@ def test_draw_trials():
     assert all(trial['a'] in space['a'] for trial in drawn[1:])
 
 
+def test_draw_trials_near_the_published_setting():
+    space = {name: [1, 2, 3] for name in 'abcdefghij'}
+    drawn = search.draw_trials(space, 200, change=0.3)
+    assert drawn[0] == {}
+    assert drawn == search.draw_trials(space, 300, change=0.3)[:200]
+    assert len({json.dumps(trial) for trial in drawn}) == 200
+    assert 2.5 < sum(map(len, drawn)) / 200 < 3.5
+
+
+def test_search_halves(tmp_path, monkeypatch):
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, **kwargs):
+        calls.append((seed, settings['dropout']))
+        return record(dev=0.8 - abs(settings['dropout'] - 0.7), test=0.123)
+
+    monkeypatch.setattr(search, 'run', fake)
+    arguments = ('gcn', 'cora', 'data', 12, 3)
+    ranked = search.search(*arguments, halve=True, change=0.5, folder=tmp_path)
+    counts = [sum(seed == s for seed, _ in calls) for s in range(3)]
+    assert counts == [12, 6, 3]
+    assert len(ranked) == 3
+    # Those that go on are the best of the round before.
+    for s in (0, 1):
+        gone_on = [-abs(dropout - 0.7) for seed, dropout in calls if seed == s + 1]
+        all_of_round = sorted(-abs(d - 0.7) for seed, d in calls if seed == s)
+        assert sorted(gone_on) == all_of_round[-len(gone_on) :]
+    search.search(*arguments, halve=True, change=0.5, folder=tmp_path)
+    assert len(calls) == 21
+    log = search.read_log(tmp_path / 'search' / 'cora_gcn.jsonl')
+    assert log[0]['command'].endswith('--trials 12 --seeds 3 --change 0.5 --halve')
+
+
 def test_rank():
     def line(params, seed, dev, loss):
         return {'params': params, 'seed': seed, 'dev': dev, 'dev_loss': loss}
