@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import common
 from common import DATASETS, RESULTS, TABLES, percent, read_json, table, write_json
@@ -53,18 +54,10 @@ def command(dataset: str, system: System, runs: int, paper_splits: bool) -> str:
     return f'python benchmarks/node_classification.py {options}'
 
 
-def run_pair(
-    dataset: str,
-    system: System,
-    runs: int,
-    root: str,
-    *,
-    paper_splits: bool = False,
-    device='cpu',
-    progress: bool = True,
-    folder: Path = RESULTS,
+def read_results(
+    dataset: str, system: System, folder: Path = RESULTS, paper_splits: bool = False
 ) -> dict:
-    """Runs the seeds of a pair that are not in its results file yet."""
+    """The runs of a pair so far; those of other settings raise an error."""
     settings = load_settings(system, dataset, paper_splits)
     file = results_file(dataset, system, folder, paper_splits)
     content = read_json(file) or {
@@ -83,32 +76,65 @@ def run_pair(
             f'Expected the settings that {file.name} was made with (got other values '
             f'of {changed}, there and now); move the file away to run anew'
         )
-    done = {record['seed'] for record in content['runs']}
+    return content
+
+
+def run_seed(
+    dataset: str,
+    system: System,
+    seed: int,
+    root: str,
+    *,
+    paper_splits: bool = False,
+    device='cpu',
+    progress: bool = True,
+    folder: Path = RESULTS,
+) -> dict:
+    """Runs one seed and adds it to its results file, if it is not there yet."""
+    content = read_results(dataset, system, folder, paper_splits)
+    settings = content['settings']
+    checkpoint = checkpoint_file(root, dataset, system, settings, seed)
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    record = run(
+        system,
+        dataset,
+        seed,
+        root,
+        settings=settings,
+        device=device,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
+    record = {
+        'seed': seed,
+        **record,
+        'peak_memory_mb': common.peak_memory_mb(),
+        'machine': common.machine(),
+        'versions': common.versions(),
+    }
+    # Another process may have finished another seed.
+    content = read_results(dataset, system, folder, paper_splits)
+    if seed not in (seeds := [r['seed'] for r in content['runs']]):
+        runs = max([seed, *seeds]) + 1
+        content['command'] = command(dataset, system, runs, paper_splits)
+        content['runs'].append(record)
+        write_json(results_file(dataset, system, folder, paper_splits), content)
+    return record
+
+
+def run_pair(
+    dataset: str, system: System, runs: int, root: str, **options: Any
+) -> dict:
+    """Runs the seeds of a pair that are not in its results file yet; the options are
+    those of :meth:`run_seed`.
+    """
+    where = (options.get('folder', RESULTS), options.get('paper_splits', False))
+    content = read_results(dataset, system, *where)
     for seed in range(runs):
-        if seed not in done:
-            checkpoint = checkpoint_file(root, dataset, system, settings, seed)
-            checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            record = run(
-                system,
-                dataset,
-                seed,
-                root,
-                settings=settings,
-                device=device,
-                progress=progress,
-                checkpoint=checkpoint,
-            )
-            record = {
-                'seed': seed,
-                **record,
-                'peak_memory_mb': common.peak_memory_mb(),
-                'machine': common.machine(),
-                'versions': common.versions(),
-            }
-            content['command'] = command(dataset, system, runs, paper_splits)
-            content['runs'].append(record)
-            write_json(file, content)
-        record = next(r for r in content['runs'] if r['seed'] == seed)
+        record = next((r for r in content['runs'] if r['seed'] == seed), None)
+        if record is None:
+            record = run_seed(dataset, system, seed, root, **options)
+            content = read_results(dataset, system, *where)
         print(_line(dataset, system, record), flush=True)
     return content
 

@@ -396,8 +396,13 @@ def test_training_time(tmp_path, monkeypatch, capsys):
         order.append((str(system), seed))
         return record(seconds={'gcn': 2.0}.get(str(system), 8.0))
 
-    monkeypatch.setattr(training_time, 'run', fake)
+    def here(command):  # In place of a process of its own.
+        return subprocess.CompletedProcess(command, training_time.main(command[2:]))
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    monkeypatch.setattr(training_time.subprocess, 'run', here)
     argv = ['--datasets', 'pubmed', '--runs', '2', '--results', str(tmp_path)]
+    argv += ['--root', str(tmp_path / 'data')]
     assert training_time.main(argv) == 0
     # Seed by seed, and without LDS, which Pubmed is too large for.
     names = ['gcn', 'gat', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
@@ -405,3 +410,24 @@ def test_training_time(tmp_path, monkeypatch, capsys):
     assert '8.0 ± 0.0 s, 4.0× (323)' in capsys.readouterr().out
     assert training_time.main(argv) == 0
     assert len(order) == 12
+
+    # Scores are kept as well, and a seed that has one is timed all the same.
+    content = read_json(results_file('pubmed', System('gcn'), tmp_path))
+    assert [run['seed'] for run in content['runs']] == [0, 1]
+    (tmp_path / 'training_time.json').unlink()
+    argv = [*argv, '--models', 'gcn', '--first', '1', '--runs', '1']
+    assert training_time.main(argv) == 0
+    assert order[12:] == [('gcn', 1)]
+    assert read_json(results_file('pubmed', System('gcn'), tmp_path)) == content
+    timed = read_json(tmp_path / 'training_time.json')['runs']
+    assert [(run['system'], run['seed']) for run in timed] == [('gcn', 1)]
+
+
+def test_training_time_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
+    def fails(command):
+        return subprocess.CompletedProcess(command, int('gat' in command))
+
+    monkeypatch.setattr(training_time.subprocess, 'run', fails)
+    argv = ['--datasets', 'pubmed', '--runs', '1', '--results', str(tmp_path)]
+    assert training_time.main(argv) == 1
+    assert 'Not finished (see above): pubmed gat seed 0\n' in capsys.readouterr().out

@@ -249,8 +249,10 @@ def test_observed_answers_are_the_same(case):
 def test_bounds_of_the_norm(case):
     op = case.make(*case.leaves)
     norm = per_graph(case, case.dense(*case.leaves).square())
-    low, high = op.sq_norm_bounds()
-    assert bool((low <= norm + 1e-9).all() and (norm <= high + 1e-9).all())
+    for effort in range(4):
+        low, high = op.sq_norm_bounds(effort)
+        assert bool((low <= norm + 1e-9).all() and (norm <= high + 1e-9).all())
+    torch.testing.assert_close(low, high)
 
 
 @every_ragged_case

@@ -7,6 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nn.common import MODELS, assert_close, make_graph, make_model
+from torch_geometric_idgl.graphs import LowRankGraph
+from torch_geometric_idgl.nn import IDGL
 from torch_geometric_idgl.nn import idgl as module
 from torch_geometric_idgl.nn.stopping import still_changing
 
@@ -27,7 +29,9 @@ class Interval:
     def __init__(self, low, value, high):
         low, value, high = (torch.tensor(x) for x in (low, value, high))
         self.exact = self.sq_norm = lambda: value
-        self.bounds = self.sq_norm_bounds = lambda: (low, high)
+        self.bounds = self.sq_norm_bounds = lambda effort: (
+            (low, high) if effort == 0 else (value, value)
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,46 @@ def test_models_stop_alike(cls, tol, monkeypatch):
         traces.append(model(x, edge_index, return_trace=True)[1])
     assert torch.equal(traces[0].num_iters, traces[1].num_iters)
     assert_close(traces[0].out, traces[1].out)
+
+
+@pytest.mark.parametrize('step', [0, 1])
+@pytest.mark.parametrize('share', [0.5, 0.97, 1.03, 2.0])
+def test_closer_bounds_decide_alike(step, share, monkeypatch):
+    # Dense features have no list of pairs, and the graph is large enough for subspaces.
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(300, 40, generator=generator).pow(4)
+    torch.manual_seed(2)
+    model = IDGL(40, 4, 2, 3, heads=3, k=5, tol=0.0, max_iters=4).eval()
+    change = _changes(model(x, return_trace=True)[1])
+    assert change == sorted(change, reverse=True)
+    efforts = []
+    bounds = LowRankGraph.sq_norm_bounds
+
+    def spy(self, effort=0):
+        efforts.append(effort)
+        low, high = bounds(self, effort)
+        norm = self.sq_norm()
+        assert bool((low <= norm).all() and (norm <= high).all())
+        return low, high
+
+    monkeypatch.setattr(LowRankGraph, 'sq_norm_bounds', spy)
+    model.tol = share * change[step]
+    state = torch.random.get_rng_state()
+    trace = model(x, return_trace=True)[1]
+    assert torch.equal(state, torch.random.get_rng_state())
+    stops = [value <= model.tol for value in change] + [True]
+    assert int(trace.num_iters) == min(stops.index(True) + 1, 4)
+    if 0.9 < share < 1.1:
+        assert max(efforts) > 0
+
+
+@torch.no_grad()
+def _changes(trace):
+    return [float(c.exact() / s.sq_norm()) for c, s in _steps(trace)]
+
+
+def _steps(trace):
+    return zip(trace.changes, trace.scales, strict=True)
 
 
 def _decide(active, change, scale, tol, _, exact):

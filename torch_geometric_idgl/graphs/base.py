@@ -40,11 +40,11 @@ class Change(NamedTuple):
             return self.known
         return (self.known + self.missing.sq_norm()).clamp(min=0.0)
 
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """A lower and an upper bound of it."""
+    def bounds(self, effort: int = 0) -> tuple[Tensor, Tensor]:
+        """A lower and an upper bound of it, as :meth:`Affinity.sq_norm_bounds`."""
         if self.missing is None:
             return self.known, self.known
-        lower, upper = self.missing.sq_norm_bounds()
+        lower, upper = self.missing.sq_norm_bounds(effort)
         return self.known + lower, self.known + upper
 
 
@@ -191,8 +191,10 @@ class Affinity(GraphOperator):
     def sq_norm(self) -> Tensor:
         r""":math:`\|\mathbf{A}\|_F^2` of each graph."""
 
-    def sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
-        """A lower and an upper bound of :meth:`sq_norm` that cost less, if any do."""
+    def sq_norm_bounds(self, effort: int = 0) -> tuple[Tensor, Tensor]:
+        """A lower and an upper bound of :meth:`sq_norm` that cost less, if any do. More
+        effort brings them closer, and at last together.
+        """
         norm = self.sq_norm()
         return norm, norm
 

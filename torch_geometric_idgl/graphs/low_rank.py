@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops.caching import cached_tensor
+from ..ops.norms import psd_sq_norm_bounds
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
 from .base import Affinity, Change, Message
@@ -14,6 +15,8 @@ from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
 from .signal import Signal
 
 __all__ = ['LowRankGraph']
+
+_SUBSPACES = (16, 64)  # dimensions, for bounds of the norm
 
 
 class LowRankGraph(Affinity):
@@ -42,6 +45,7 @@ class LowRankGraph(Affinity):
         self.factored = isinstance(left, DenseFactor)
         self.inner_rank = 0 if self.factored else 2
         self._observed: tuple[Tensor, Tensor] | None = None
+        self._subspace_bounds: dict[int, tuple[Tensor, Tensor]] = {}
         self._known_middle: tuple[Tensor, Tensor] | None = None  # for which weight
         super().__init__(self.left.layout, self.right.layout)
 
@@ -84,10 +88,16 @@ class LowRankGraph(Affinity):
         left, right = self._dense_factors()
         return (left.gram * right.gram).sum((1, 2))
 
-    def sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
+    def sq_norm_bounds(self, effort: int = 0) -> tuple[Tensor, Tensor]:
         if self.factored or not self.symmetric:
             return super().sq_norm_bounds()
-        return self._sq_norm_bounds
+        if effort == 0:
+            return self._sq_norm_bounds
+        if effort > len(_SUBSPACES) or not self._worth_a_subspace:
+            return super().sq_norm_bounds()
+        if effort not in self._subspace_bounds:
+            self._subspace_bounds[effort] = self._look_at(_SUBSPACES[effort - 1])
+        return self._subspace_bounds[effort]
 
     @cached_tensor
     def _sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
@@ -95,6 +105,28 @@ class LowRankGraph(Affinity):
         degree = self.row_sum()
         lower = self.rows.sum(degree.square()) / self.rows.count
         return lower, self.rows.sum(degree)
+
+    @property
+    def _worth_a_subspace(self) -> bool:
+        # The list of co-occurring features makes the norm cheap, as few nodes do.
+        assert isinstance(self.left, WeightedFactor)
+        large = self.num_nodes >= 4 * max(_SUBSPACES)
+        return large and self.rows.num_graphs == 1 and self.left.signal.pairs is None
+
+    def _look_at(self, dimension: int) -> tuple[Tensor, Tensor]:
+        def multiply(x: Tensor) -> Tensor:  # in parts: products are heads times wider
+            parts = x.split(_SUBSPACES[0], dim=1)
+            return torch.cat([self.matmul(part) for part in parts], dim=1)
+
+        generator = torch.Generator().manual_seed(0)  # the caller's is left alone
+        size = (self.num_nodes, dimension)
+        start = torch.randn(size, generator=generator, dtype=self.dtype)
+        with torch.no_grad():
+            lower, upper = psd_sq_norm_bounds(
+                multiply, start.to(self.rows.device), float(self.num_nodes)
+            )
+            least, most = self._sq_norm_bounds
+            return torch.maximum(least, lower), torch.minimum(most, upper)
 
     def _dense_factors(self) -> tuple[DenseFactor, DenseFactor]:
         assert isinstance(self.left, DenseFactor)

@@ -16,8 +16,8 @@ def still_changing(
 ) -> tuple[Tensor, bool]:
     """Which graphs go on, and whether any does.
 
-    Bounds of the norm usually decide, and it is computed only where they do not: that
-    takes a second look at numbers, which is free on CPUs only.
+    Bounds of the norm usually decide. Where they do not, closer ones are asked for, and
+    at last the norm: that takes another look at numbers, which is free on CPUs only.
 
     Args:
         active (torch.Tensor): The graphs that have not stopped yet.
@@ -30,19 +30,20 @@ def still_changing(
     if exact:
         active = active & (change.exact() > tol * scale.sq_norm())
         return active, bool(active.any())
-    least, most = scale.sq_norm_bounds()
-    low, high = change.bounds()
-    if active.numel() == 1:  # numbers are compared faster than tensors
-        bounds = torch.cat([low, high, least, most]).tolist()
-        going_on = bounds[0] > tol * bounds[3]
-        if not going_on and bounds[1] > tol * bounds[2]:
-            return still_changing(active, change, scale, tol, exact=True)
-        return (active if going_on else torch.zeros_like(active)), going_on
-    surely = active & (low > tol * most)
-    perhaps = active & (high > tol * least) & ~surely
-    undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
-    if undecided:
-        return still_changing(active, change, scale, tol, exact=True)
+    effort, undecided = 0, True
+    while undecided:
+        least, most = scale.sq_norm_bounds(effort)
+        low, high = change.bounds(effort)
+        if active.numel() == 1:  # numbers are compared faster than tensors
+            bounds = torch.cat([low, high, least, most]).tolist()
+            going_on = bounds[0] > tol * bounds[3]
+            undecided = not going_on and bounds[1] > tol * bounds[2]
+            surely = active if going_on else torch.zeros_like(active)
+        else:
+            surely = active & (low > tol * most)
+            perhaps = active & (high > tol * least) & ~surely
+            undecided, going_on = torch.stack([perhaps.any(), surely.any()]).tolist()
+        effort += 1
     return surely, going_on
 
 
