@@ -90,10 +90,19 @@ class Entries:
             return torch.threshold_(block, self.epsilon, 0.0)
         return sparsify(block, self.epsilon, self.top_k)
 
-    def add_product(self, tile: Tile, x: Tensor, out: Tensor) -> None:
+    def tracked(self, tile: Tile, leaves: list[Tensor]) -> Tensor | None:
+        """The entries of a tile as a function of the leaves, made anew; none for inner
+        products, whose gradient is known without.
+        """
+        if isinstance(self.scores, InnerScores):
+            return None
+        with torch.enable_grad():
+            scores = self.scores.block(tile, tuple(leaves))
+            return sparsify(scores, self.epsilon, self.top_k)
+
+    def add_product(self, tile: Tile, block: Tensor, x: Tensor, out: Tensor) -> None:
         """Adds the part that a tile has in the product with a matrix."""
         rows, cols = self.scores.slices(tile)
-        block = self.tile(tile)
         out[rows].addmm_(block, x[cols])
         if self.halved:
             below = slice(cols.stop, rows.stop)
@@ -113,7 +122,7 @@ class Entries:
         width, x = x.size(1), widen(x)
         out = x.new_zeros(self.scores.rows.num_rows, x.size(1))
         for tile in self.tiles:
-            self.add_product(tile, x, out)
+            self.add_product(tile, self.tile(tile), x, out)
         return out[:, :width]
 
     def t_matmul(self, x: Tensor) -> Tensor:
@@ -170,7 +179,7 @@ class _Survey(torch.autograd.Function):
         for tile in entries.tiles:
             block = entries.tile(tile)
             if x.size(1):
-                entries.add_product(tile, x, out)
+                entries.add_product(tile, block, x, out)
             if y.size(1):
                 mine, others = entries.scores.slices(tile)
                 t_out[others].addmm_(block.t(), y[mine])
@@ -214,10 +223,11 @@ class _Survey(torch.autograd.Function):
         grad_y = y.new_zeros(y.size(0), grad_t_out.size(1))
         for tile in entries.tiles:
             mine, others = entries.scores.slices(tile)
-            block = entries.tile(tile)
+            value = entries.tracked(tile, leaves)
+            block = entries.tile(tile) if value is None else value.detach()
             if x.size(1) and ctx.needs_input_grad[3]:
                 if entries.halved:
-                    entries.add_product(tile, grad_out, grad_x)
+                    entries.add_product(tile, block, grad_out, grad_x)
                 else:
                     grad_x[others].addmm_(block.t(), grad_out[mine])
             if y.size(1) and ctx.needs_input_grad[4]:
@@ -226,13 +236,18 @@ class _Survey(torch.autograd.Function):
             grad.addcmul_(block, 2.0 * grad_norm[tile.graph])
             if signal is not None:
                 grad.addcmul_(signal.gram_tile(*tile), grad_inner[tile.graph])
-            _backward_tile(entries, tile, block, grad, leaves, grads)
+            if value is None:
+                _inner_backward(entries, tile, block, grad, leaves, grads)
+            else:
+                if entries.halved:  # The square is its own mirror image.
+                    grad[: block.size(1)] *= 0.5
+                _add_gradients(value, grad, leaves, grads)
         entries.drop()
         grad_x, grad_y = grad_x[:, : widths[0]], grad_y[:, : widths[1]]
         return None, None, None, grad_x, grad_y, *grads
 
 
-def _backward_tile(
+def _inner_backward(
     entries: Entries,
     tile: Tile,
     block: Tensor,
@@ -240,24 +255,22 @@ def _backward_tile(
     leaves: list[Tensor],
     grads: list[Tensor],
 ) -> None:
-    """Send the gradient of a tile's entries on to the leaves of the scores."""
+    """Send the gradient of a tile of inner products on to their vectors."""
     mine, others = entries.scores.slices(tile)
-    width = block.size(1)
-    if isinstance(entries.scores, InnerScores):
-        grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
-        u, v = leaves[0], leaves[-1]
-        grads[0][mine].addmm_(grad, v[others])
-        if entries.halved:  # The square is its own mirror image.
-            grad, mine = grad[width:], slice(others.stop, mine.stop)
-        grads[-1][others].addmm_(grad.t(), u[mine])
-        return
-    if entries.halved:
-        grad[:width] *= 0.5
+    grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
+    u, v = leaves[0], leaves[-1]
+    grads[0][mine].addmm_(grad, v[others])
+    if entries.halved:  # The square is its own mirror image.
+        grad, mine = grad[block.size(1) :], slice(others.stop, mine.stop)
+    grads[-1][others].addmm_(grad.t(), u[mine])
+
+
+def _add_gradients(
+    value: Tensor, grad: Tensor, leaves: list[Tensor], grads: list[Tensor]
+) -> None:
+    """Send a gradient on to the leaves that autograd has followed."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    with torch.enable_grad():
-        scores = entries.scores.block(tile, tuple(leaves))
-        value = sparsify(scores, entries.epsilon, entries.top_k)
-        parts = iter(torch.autograd.grad(value, wanted, grad, allow_unused=True))
+    parts = iter(torch.autograd.grad(value, wanted, grad, allow_unused=True))
     for leaf, total in zip(leaves, grads, strict=True):
         part = next(parts) if leaf.requires_grad else None
         if part is not None:
