@@ -34,6 +34,7 @@ from common import (
     table,
     write_text,
 )
+from node_classification import read_results
 from systems import System, load_settings, run
 
 
@@ -54,7 +55,8 @@ def draw_trials(
 
     The empty first trial stands for the published setting. A space that has no more
     than the wanted trials is tried completely. With :obj:`change` below one, a trial
-    draws each setting with this probability only, the others stay as published.
+    draws each setting with this probability only, the others stay as published; a
+    setting with a single value takes it in every trial.
     """
     rng = random.Random(seed)
     size = math.prod(len(values) for values in space.values())
@@ -64,7 +66,7 @@ def draw_trials(
         trial = {
             key: rng.choice(values)
             for key, values in sorted(space.items())
-            if change == 1.0 or rng.random() < change
+            if change == 1.0 or len(values) == 1 or rng.random() < change
         }
         if (key := json.dumps(trial)) not in seen:
             seen.add(key)
@@ -157,6 +159,12 @@ def search(
         log = read_log(file)
         return [r for r in log if json.dumps(r['params'], sort_keys=True) in keys]
 
+    # Of the published setting, finished runs are at hand.
+    published_runs = {
+        r['seed']: r
+        for r in read_results(dataset, system, folder, dataset in TABLES)['runs']
+        if 'dev_cross_entropy' in r
+    }
     remaining = list(range(len(drawn)))
     for run_seed in range(seeds):
         done = {
@@ -169,7 +177,8 @@ def search(
                 continue
             params = drawn[number]
             try:
-                record = run(
+                record = None if params else published_runs.get(run_seed)
+                record = record or run(
                     system,
                     dataset,
                     run_seed,

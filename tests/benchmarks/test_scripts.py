@@ -299,6 +299,8 @@ def test_draw_trials_near_the_published_setting():
     assert drawn == search.draw_trials(space, 300, change=0.3)[:200]
     assert len({json.dumps(trial) for trial in drawn}) == 200
     assert 2.5 < sum(map(len, drawn)) / 200 < 3.5
+    drawn = search.draw_trials({**space, 'k': [5]}, 20, change=0.3)
+    assert all(trial['k'] == 5 for trial in drawn[1:])
 
 
 def test_search_halves(tmp_path, monkeypatch):
@@ -322,6 +324,7 @@ def test_search_halves(tmp_path, monkeypatch):
     search.search(*arguments, halve=True, change=0.5, folder=tmp_path)
     assert len(calls) == 21
     log = search.read_log(tmp_path / 'search' / 'cora_gcn.jsonl')
+    assert 'test' not in {key for line in log for key in line}
     assert log[0]['command'].endswith('--trials 12 --seeds 3 --change 0.5 --halve')
 
 
@@ -368,6 +371,25 @@ def test_search(tmp_path, monkeypatch, capsys):
     content = read_yaml(tuned)
     assert content['idgl'] == {'wine': {'lr': 0.1}}
     assert content['gcn']['cora']['dropout'] == 0.7
+
+
+def test_search_knows_the_published_runs(tmp_path, monkeypatch):
+    calls = []
+
+    def fake(system, dataset, seed, root, **kwargs):
+        calls.append(seed)
+        return record(dev=0.6, dev_cross_entropy=0.5)
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    run_pair('cora', System('gcn'), 1, str(tmp_path), folder=tmp_path)
+    monkeypatch.setattr(search, 'run', fake)
+    search.search('gcn', 'cora', 'data', 2, 2, folder=tmp_path)
+    assert calls == [0, 0, 1, 1]  # one run before; the first of four is not repeated
+    log = search.read_log(tmp_path / 'search' / 'cora_gcn.jsonl')
+    assert [(line['trial'], line['seed']) for line in log] == [
+        *[(0, 0), (1, 0), (0, 1), (1, 1)]
+    ]
+    assert 'test' not in {key for line in log for key in line}
 
 
 def test_search_log_survives_a_cut(tmp_path):
