@@ -76,6 +76,11 @@ class System:
         return '-'.join(filter(None, (self.base, self.ablation, suffix)))
 
     @property
+    def is_published(self) -> bool:
+        """Whether nothing is changed or left out."""
+        return self.ablation is None and self.settings == 'paper'
+
+    @property
     def title(self) -> str:
         """How a table names it."""
         ablation = ABLATION_TITLES[self.ablation] if self.ablation else ''

@@ -155,7 +155,7 @@ def test_all_runs_each_pair_in_its_own_process(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(node_classification.subprocess, 'run', fake)
     argv = ['--all', '--runs', '2', '--root', str(tmp_path), '--quiet']
     assert node_classification.main(argv) == 1
-    drawn = [pair for pair in all_pairs() if pair[0] in TABLES]  # on both splits
+    drawn = [s for d, s in all_pairs() if d in TABLES and s.is_published]  # on both
     assert len(commands) == len(all_pairs()) + len(drawn)
     for command in commands:
         args = node_classification.parse_args(command[2:])
