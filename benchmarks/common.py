@@ -109,9 +109,14 @@ def exponent(points: list[dict], key: str) -> float:
 
 
 def percent(values: list[float]) -> str:
-    """Formats scores as :obj:`mean ± std` in percent."""
+    """Formats scores as :obj:`mean ± std` in percent; a single one has no deviation."""
+    return mean_and_deviation([100.0 * value for value in values])
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """Formats values as :obj:`mean ± std`; a single one has no deviation."""
     mean, std = mean_std(values)
-    return f'{100 * mean:.1f} ± {100 * std:.1f}'
+    return f'{mean:.1f} ± {std:.1f}' if len(values) > 1 else f'{mean:.1f}'
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

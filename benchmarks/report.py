@@ -20,6 +20,7 @@ from common import (
     TABLES,
     TITLES,
     exponent,
+    mean_and_deviation,
     mean_std,
     percent,
     read_json,
@@ -109,10 +110,9 @@ def time_table(folder: Path) -> Table:
             beside = f' ({figure})' if figure else ''
             values = seconds.get((name, dataset))
             if values:
-                mean, std = mean_std(values)
-                text = f'{mean:.1f} ± {std:.1f} s'
+                text = f'{mean_and_deviation(values)} s'
                 if (gcn := seconds.get(('gcn', dataset))) and name != 'gcn':
-                    text += f', {mean / mean_std(gcn)[0]:.1f}×'
+                    text += f', {mean_std(values)[0] / mean_std(gcn)[0]:.1f}×'
                 row.append(text + beside)
             elif dataset in SUPPORTED[system.base]:
                 row.append(f'missing{beside}')
