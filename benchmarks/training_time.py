@@ -91,8 +91,10 @@ def time_in_turn(runs: list[Run], args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--datasets', nargs='+', default=list(TIME_DATASETS))
-    parser.add_argument('--models', nargs='+', default=TIME_ROWS)
+    parser.add_argument(
+        '--datasets', nargs='+', choices=TIME_DATASETS, default=list(TIME_DATASETS)
+    )
+    parser.add_argument('--models', nargs='+', choices=TIME_ROWS, default=TIME_ROWS)
     parser.add_argument('--first', type=int, default=0, help='first seed')
     parser.add_argument('--runs', type=int, default=5, help='number of seeds')
     parser.add_argument('--root', default='data', help='writable folder of the data')

@@ -453,3 +453,10 @@ def test_training_time_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
     argv = ['--datasets', 'pubmed', '--runs', '1', '--results', str(tmp_path)]
     assert training_time.main(argv) == 1
     assert 'Not finished (see above): pubmed gat seed 0\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('argv', [['--datasets', 'wine'], ['--models', 'gnc']])
+def test_training_time_says_what_it_knows(argv, capsys):
+    with pytest.raises(SystemExit):
+        training_time.main(argv)
+    assert 'choose from' in capsys.readouterr().err
