@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric
 import yaml
+
+import torch_geometric_idgl
+from torch_geometric_idgl.training.checkpoint import replacing
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / 'configs'
 RESULTS = HERE / 'results'
+PACKAGES = ('torch', 'torch-geometric', 'numpy', 'scipy', 'scikit-learn')
+CODE = ('torch_geometric_idgl', 'benchmarks/*.py', 'benchmarks/baselines')
 
 # The columns of the paper's first table.
 GRAPHS = ('cora', 'citeseer', 'pubmed', 'ogbn-arxiv')
@@ -35,6 +42,26 @@ TITLES = {
 }
 
 
+def _git(*arguments: str) -> str:
+    """What git says about the repository of these scripts; nothing without one."""
+    try:
+        command = ['git', '-C', str(HERE.parent), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ''
+    return done.stdout.strip()
+
+
+def commit() -> str:
+    """The commit of models, scripts and baselines, and whether they were changed."""
+    name = _git('rev-parse', '--short=10', 'HEAD')
+    changed = _git('status', '--porcelain', '--', *CODE)
+    return f'{name}-dirty' if changed else name
+
+
+COMMIT = commit()  # that of the code that is loaded now, whatever comes later
+
+
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     """Reads a YAML file; an empty one is an empty dictionary."""
     return yaml.safe_load(Path(path).read_text(encoding='utf-8')) or {}
@@ -47,10 +74,8 @@ def read_json(path: Path) -> Any:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file at once: a killed process leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    temporary.write_text(text, encoding='utf-8')
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding='utf-8')
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -59,24 +84,24 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    import torch_geometric_idgl
-
-    return {
-        'python': platform.python_version(),
-        'torch': torch.__version__,
-        'torch_geometric': torch_geometric.__version__,
-        'torch_geometric_idgl': torch_geometric_idgl.__version__,
-    }
+    """The versions that a result depends on, the commit among them if there is one."""
+    found = {'python': platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name.replace('-', '_')] = metadata.version(name)
+    found['torch_geometric_idgl'] = torch_geometric_idgl.__version__
+    return {**found, 'commit': COMMIT} if COMMIT else found
 
 
-def machine() -> dict[str, Any]:
+def machine(device: torch.device | str | None = None) -> dict[str, Any]:
     """What a time depends on, without anything that names the machine."""
+    device = torch.device(device or default_device())
+    cuda = device.type == 'cuda'
     return {
         'system': f'{platform.system()} {platform.machine()}',
         'cpus': os.cpu_count(),
         'threads': torch.get_num_threads(),
-        'device': torch.cuda.get_device_name() if torch.cuda.is_available() else 'cpu',
+        'device': torch.cuda.get_device_name(device) if cuda else device.type,
     }
 
 

@@ -18,6 +18,14 @@ from typing import Any
 
 import common
 from common import DATASETS, RESULTS, TABLES, percent, read_json, table, write_json
+from options import (
+    add_options,
+    explain_errors,
+    passed_on,
+    positive,
+    run_options,
+    stage,
+)
 from systems import SUPPORTED, System, check_supported, load_settings, run
 
 # The rows of `--all` beside the systems themselves; tuned ones where settings exist.
@@ -34,12 +42,14 @@ def results_file(
 
 
 def checkpoint_file(
-    root: str, dataset: str, system: System, settings: dict, seed: int
+    root: str, dataset: str, system: System, settings: dict, seed: int, purpose: str
 ) -> Path:
-    """Where a half-finished seed is kept; other settings do not go on from it."""
+    """Where a half-finished seed is kept; other settings do not go on from it, nor do
+    runs for another purpose (a search, a timing).
+    """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     name = f'{dataset}_{system}_{digest[:8]}_seed{seed}.pt'
-    return Path(root) / 'checkpoints' / name
+    return Path(root) / 'checkpoints' / purpose / name
 
 
 def command(dataset: str, system: System, runs: int, paper_splits: bool) -> str:
@@ -55,10 +65,16 @@ def command(dataset: str, system: System, runs: int, paper_splits: bool) -> str:
 
 
 def read_results(
-    dataset: str, system: System, folder: Path = RESULTS, paper_splits: bool = False
+    dataset: str,
+    system: System,
+    folder: Path = RESULTS,
+    paper_splits: bool = False,
+    settings: dict | None = None,
 ) -> dict:
-    """The runs of a pair so far; those of other settings raise an error."""
-    settings = load_settings(system, dataset, paper_splits)
+    """The runs of a pair so far; those of other settings (if none are given, of other
+    ones than the system has now) raise an error.
+    """
+    settings = settings or load_settings(system, dataset, paper_splits)
     file = results_file(dataset, system, folder, paper_splits)
     content = read_json(file) or {
         'dataset': dataset,
@@ -89,12 +105,11 @@ def run_seed(
     device='cpu',
     progress: bool = True,
     folder: Path = RESULTS,
+    purpose: str = '',
 ) -> dict:
     """Runs one seed and adds it to its results file, if it is not there yet."""
-    content = read_results(dataset, system, folder, paper_splits)
-    settings = content['settings']
-    checkpoint = checkpoint_file(root, dataset, system, settings, seed)
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    settings = read_results(dataset, system, folder, paper_splits)['settings']
+    checkpoint = checkpoint_file(root, dataset, system, settings, seed, purpose)
     record = run(
         system,
         dataset,
@@ -109,11 +124,11 @@ def run_seed(
         'seed': seed,
         **record,
         'peak_memory_mb': common.peak_memory_mb(),
-        'machine': common.machine(),
+        'machine': common.machine(device),
         'versions': common.versions(),
     }
-    # Another process may have finished another seed.
-    content = read_results(dataset, system, folder, paper_splits)
+    # Another process may have finished another seed, or changed the tuned settings.
+    content = read_results(dataset, system, folder, paper_splits, settings)
     if seed not in (seeds := [r['seed'] for r in content['runs']]):
         runs = max([seed, *seeds]) + 1
         content['command'] = command(dataset, system, runs, paper_splits)
@@ -183,10 +198,7 @@ def run_all(args: argparse.Namespace) -> int:
     runs += [(d, s, 'seeds') for d, s in all_pairs() if d in TABLES and s.is_published]
     for dataset, system, splits in runs:
         options = ['--dataset', dataset, '--model', str(system), '--splits', splits]
-        options += ['--runs', str(args.runs), '--root', args.root]
-        options += ['--results', str(args.results)]
-        options += ['--quiet'] if args.quiet else []
-        options += ['--device', args.device] if args.device else []
+        options += ['--runs', str(args.runs), *passed_on(args)]
         code = subprocess.run([sys.executable, __file__, *options]).returncode
         if code != 0:
             failed.append(f'{dataset} {system} ({splits} splits)')
@@ -198,52 +210,44 @@ def run_all(args: argparse.Namespace) -> int:
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--dataset', choices=DATASETS)
-    parser.add_argument('--model', default='idgl', help=', '.join(SUPPORTED))
-    parser.add_argument('--runs', type=int, default=5, help='seeds 0 to RUNS - 1')
-    parser.add_argument('--root', default='data', help='writable folder of the data')
-    parser.add_argument('--source', help='read-only folder to fill ROOT from')
+    parser.add_argument('--all', action='store_true', help='all data and systems')
+    parser.add_argument('--model', help=f'{", ".join(SUPPORTED)} (default: idgl)')
+    parser.add_argument('--runs', type=positive, default=5, help='seeds 0 to RUNS - 1')
     parser.add_argument(
         '--splits',
         choices=['seeds', 'paper'],
-        default='seeds',
-        help='of wine, cancer, digits: one for each seed, or those of the paper',
+        help='of wine, cancer, digits: one for each seed (default), or those of the '
+        'paper',
     )
-    parser.add_argument('--settings', choices=['paper', 'tuned'], default='paper')
+    parser.add_argument('--settings', choices=['paper', 'tuned'])
     parser.add_argument('--config', help='YAML file of other settings, as tuned.yaml')
-    parser.add_argument('--device', help='default: the GPU if there is one')
-    parser.add_argument('--results', type=Path, default=RESULTS, help='where to write')
-    parser.add_argument('--all', action='store_true', help='all data and systems')
-    parser.add_argument('--quiet', action='store_true', help='no progress bars')
+    add_options(parser)
     args = parser.parse_args(argv)
     if args.all == bool(args.dataset):
         parser.error('give either --dataset or --all')
+    if args.settings and args.config:
+        parser.error('give either --settings or --config')
+    if args.all and (args.model or args.settings or args.config or args.splits):
+        parser.error('--all runs every system, with every setting and split')
     return args
 
 
+@explain_errors
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    if args.source:
-        from torch_geometric_idgl.datasets import stage_data
-
-        stage_data(args.source, args.root)
+    stage(args)
     if args.all:
         return run_all(args)
-    try:
-        system = System.parse(args.model, args.config or args.settings)
-        check_supported(system, args.dataset)
-        content = run_pair(
-            args.dataset,
-            system,
-            args.runs,
-            args.root,
-            paper_splits=args.splits == 'paper',
-            device=args.device or common.default_device(),
-            progress=not args.quiet,
-            folder=args.results,
-        )
-    except (ValueError, FileNotFoundError) as error:
-        print(f'{args.dataset} {args.model}: {error}', file=sys.stderr)
-        return 1
+    system = System.parse(args.model or 'idgl', args.config or args.settings or 'paper')
+    check_supported(system, args.dataset)
+    content = run_pair(
+        args.dataset,
+        system,
+        args.runs,
+        args.root,
+        paper_splits=args.splits == 'paper',
+        **run_options(args),
+    )
     runs = content['runs']
     rows = [
         [str(r['seed']), f'{100 * r["dev"]:.1f}', f'{100 * r["test"]:.1f}']

@@ -4,6 +4,7 @@
     python benchmarks/report.py --update README.md
 
 A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
+Cells with fewer than five runs count as missing, and say how many they have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sized
 from pathlib import Path
 
 from common import (
@@ -21,21 +23,17 @@ from common import (
     TITLES,
     exponent,
     mean_and_deviation,
-    mean_std,
     percent,
     read_json,
     read_yaml,
     table,
 )
 from node_classification import ABLATED, ABLATION_DATASETS, results_file
-from systems import SUPPORTED, System
+from systems import SUPPORTED, System, load_settings
 
 RUNS = 5
-MAIN_ROWS = [
-    *['gcn', 'gcn-tuned', 'gat', 'graphsage', 'appnp', 'hgcn', 'gcn-gdc', 'lds'],
-    *['logreg', 'rbf-svm', 'gcn-knn', 'gcn-knn-tuned', 'gat-knn', 'graphsage-knn'],
-    *['idgl', 'idgl-tuned', 'idgl-anch', 'idgl-anch-tuned'],
-]
+TUNED = ('gcn', 'gcn-knn', 'idgl', 'idgl-anch')  # wanted on all data they run on
+MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
 TIME_DATASETS = ('cora', 'citeseer', 'pubmed')
 
@@ -62,13 +60,17 @@ def accuracy_table(
         cells = []
         for dataset in datasets:
             figure = reported.get(name, {}).get(dataset) if paper_splits else None
+            searched = dataset in tuned.get(system.base, {})
             offered = dataset in SUPPORTED[system.base]
             if system.settings == 'tuned':
-                # Only searched pairs have tuned settings; GCN's are always wanted.
-                offered &= system.base == 'gcn' or dataset in tuned.get(system.base, {})
+                offered &= searched or system.base in TUNED
             drawn = paper_splits and dataset in TABLES
             content = read_json(results_file(dataset, system, folder, drawn))
-            text, complete = accuracy_cell(content, figure, offered)
+            stale = content is not None and (
+                (system.settings == 'tuned' and not searched)
+                or content['settings'] != load_settings(system, dataset, drawn)
+            )
+            text, complete = accuracy_cell(content, figure, offered, stale)
             cells.append(text)
             if not complete:
                 missing.append((system.title, TITLES[dataset]))
@@ -78,9 +80,9 @@ def accuracy_table(
 
 
 def accuracy_cell(
-    content: dict | None, figure: float | str | None, offered: bool
+    content: dict | None, figure: float | str | None, offered: bool, stale: bool = False
 ) -> tuple[str, bool]:
-    """The text of a cell, and whether all its runs are there."""
+    """The text of a cell, and whether all its runs are there and of its settings."""
     beside = '' if figure is None else f' ({figure})'
     beside = beside.replace('memory', 'out of memory')
     runs = content['runs'] if content else []
@@ -90,17 +92,27 @@ def accuracy_cell(
         return beside.strip() or '–', True
     text = percent([run['test'] for run in runs])
     if len(runs) < RUNS:
-        text += f', {len(runs)} run{"s" if len(runs) > 1 else ""}'
-    return text + beside, len(runs) >= RUNS
+        text += f', {count(runs)}'
+    if stale:
+        text += ', with other settings'
+    return text + beside, len(runs) >= RUNS and not stale
+
+
+def count(runs: Sized) -> str:
+    """How many runs there are."""
+    return f'{len(runs)} run{"s" if len(runs) != 1 else ""}'
 
 
 def time_table(folder: Path) -> Table:
-    """Seconds until training stops, as a multiple of GCN's, and the paper's."""
+    """Seconds until training stops, as a multiple of GCN's with the same seeds, and the
+    paper's.
+    """
     reported = read_yaml(CONFIGS / 'reported.yaml')['seconds']
     content = read_json(folder / 'training_time.json') or {'runs': []}
-    seconds: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[tuple[str, str], dict[int, float]] = {}
     for run in content['runs']:
-        seconds.setdefault((run['system'], run['dataset']), []).append(run['seconds'])
+        key = (run['system'], run['dataset'])
+        seconds.setdefault(key, {})[run['seed']] = run['seconds']
     rows, missing = [], []
     for name in TIME_ROWS:
         system = System.parse(name)
@@ -108,19 +120,25 @@ def time_table(folder: Path) -> Table:
         for dataset in TIME_DATASETS:
             figure = reported.get(name, {}).get(dataset)
             beside = f' ({figure})' if figure else ''
-            values = seconds.get((name, dataset))
-            if values:
-                text = f'{mean_and_deviation(values)} s'
-                if (gcn := seconds.get(('gcn', dataset))) and name != 'gcn':
-                    text += f', {mean_std(values)[0] / mean_std(gcn)[0]:.1f}×'
-                row.append(text + beside)
-            elif dataset in SUPPORTED[system.base]:
-                row.append(f'missing{beside}')
+            values = seconds.get((name, dataset), {})
+            gcn = seconds.get(('gcn', dataset), {}) if name != 'gcn' else {}
+            offered = dataset in SUPPORTED[system.base]
+            row.append(time_cell(values, gcn) + beside if offered else '–')
+            if offered and len(values) < RUNS:
                 missing.append((system.title, TITLES[dataset]))
-            else:
-                row.append('–')
         rows.append(row)
     return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
+
+
+def time_cell(values: dict[int, float], gcn: dict[int, float]) -> str:
+    """Seconds of some seeds, and how often those of GCN with the same seeds."""
+    if not values:
+        return 'missing'
+    text = f'{mean_and_deviation(list(values.values()))} s'
+    if both := sorted({*values} & {*gcn}):
+        ratio = sum(values[seed] for seed in both) / sum(gcn[seed] for seed in both)
+        text += f', {ratio:.1f}×'
+    return text + (f', {count(values)}' if len(values) < RUNS else '')
 
 
 def speed_table(folder: Path) -> Table:

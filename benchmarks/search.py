@@ -34,7 +34,8 @@ from common import (
     table,
     write_text,
 )
-from node_classification import read_results
+from node_classification import checkpoint_file, read_results
+from options import add_options, explain_errors, positive, run_options, stage
 from systems import System, load_settings, run
 
 
@@ -48,30 +49,42 @@ def search_space(base: str, dataset: str) -> dict[str, list]:
 
 
 def draw_trials(
-    space: dict[str, list], trials: int, seed: int = 0, change: float = 1.0
+    space: dict[str, list],
+    trials: int,
+    seed: int = 0,
+    change: float = 1.0,
+    published: dict[str, Any] | None = None,
 ) -> list[dict]:
-    r"""Distinct settings, the same for the same arguments; a larger number of trials
-    begins with those of a smaller one.
+    r"""Changes of the published setting that give distinct ones, the same for the same
+    arguments; a larger number of trials begins with those of a smaller one.
 
-    The empty first trial stands for the published setting. A space that has no more
-    than the wanted trials is tried completely. With :obj:`change` below one, a trial
-    draws each setting with this probability only, the others stay as published; a
-    setting with a single value takes it in every trial.
+    The first trial changes nothing. A space that has no more than the wanted trials is
+    tried completely. With :obj:`change` below one, a trial draws each setting with this
+    probability only, the others stay as published; a setting with a single value takes
+    it in every trial.
     """
     rng = random.Random(seed)
+    published = published or {}
     size = math.prod(len(values) for values in space.values())
+    if all(published.get(key) in values for key, values in space.items()):
+        size -= 1  # the published setting, which is the first trial
     chosen: list[dict] = [{}]
-    seen = {json.dumps({})}
+    seen = {as_key(published)}
     while len(chosen) < min(trials, size + 1):
         trial = {
             key: rng.choice(values)
             for key, values in sorted(space.items())
             if change == 1.0 or len(values) == 1 or rng.random() < change
         }
-        if (key := json.dumps(trial)) not in seen:
+        if (key := as_key({**published, **trial})) not in seen:
             seen.add(key)
             chosen.append(trial)
     return chosen
+
+
+def as_key(settings: dict[str, Any]) -> str:
+    """The same text for the same settings."""
+    return json.dumps(settings, sort_keys=True)
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
@@ -97,9 +110,8 @@ def rank(log: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """Trials with all seeds finished, the best first."""
     by_trial: dict[str, list[dict]] = {}
     for record in log:
-        key = json.dumps(record['params'], sort_keys=True)
         if record['seed'] < seeds:
-            by_trial.setdefault(key, []).append(record)
+            by_trial.setdefault(as_key(record['settings']), []).append(record)
     ranked = []
     for records in by_trial.values():
         if len({r['seed'] for r in records}) == seeds:
@@ -148,16 +160,15 @@ def search(
         raise ValueError(f"Expected a system without suffixes (got '{base}')")
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
     file = folder / 'search' / f'{dataset}_{base}.jsonl'
-    drawn = draw_trials(search_space(base, dataset), trials, seed, change)
-    keys = [json.dumps(params, sort_keys=True) for params in drawn]
+    drawn = draw_trials(search_space(base, dataset), trials, seed, change, published)
+    keys = [as_key({**published, **params}) for params in drawn]
     options = f'--trials {trials} --seeds {seeds}'
     options += f' --seed {seed}' * (seed != 0) + f' --change {change}' * (change < 1)
     command = f'python benchmarks/search.py --dataset {dataset} --model {base} '
     command += options + ' --halve' * halve
 
     def finished() -> list[dict[str, Any]]:
-        log = read_log(file)
-        return [r for r in log if json.dumps(r['params'], sort_keys=True) in keys]
+        return [r for r in read_log(file) if as_key(r['settings']) in keys]
 
     # Of the published setting, finished runs are at hand.
     published_runs = {
@@ -167,15 +178,15 @@ def search(
     }
     remaining = list(range(len(drawn)))
     for run_seed in range(seeds):
-        done = {
-            json.dumps(r['params'], sort_keys=True)
-            for r in finished()
-            if r['seed'] == run_seed
-        }
+        done = {as_key(r['settings']) for r in finished() if r['seed'] == run_seed}
         for number in remaining:
             if keys[number] in done:
                 continue
             params = drawn[number]
+            settings = {**published, **params}
+            checkpoint = checkpoint_file(
+                root, dataset, system, settings, run_seed, 'search'
+            )
             try:
                 record = None if params else published_runs.get(run_seed)
                 record = record or run(
@@ -183,38 +194,44 @@ def search(
                     dataset,
                     run_seed,
                     root,
-                    settings={**published, **params},
+                    settings=settings,
                     device=device,
                     progress=progress,
+                    checkpoint=checkpoint,
                     hide_test=True,
                 )
             except FloatingPointError as error:
                 # A diverged run is a bad trial, not the end of the search.
                 record = {'dev': 0.0, 'dev_loss': 1e9, 'epochs': 0, 'seconds': 0.0}
+                checkpoint.unlink(missing_ok=True)
                 print(f'trial {number}: {error}', file=sys.stderr)
             kept = ('dev', 'dev_loss', 'dev_cross_entropy')
             kept += ('epochs', 'best_epoch', 'seconds')
             line: dict[str, Any] = {'trial': number, 'seed': run_seed, 'params': params}
             line |= {key: record[key] for key in kept if key in record}
-            append_log(file, {**line, 'command': command})
+            append_log(file, {**line, 'settings': settings, 'command': command})
             print(
                 f'trial {number} seed {run_seed}: dev {100 * line["dev"]:.1f}, '
                 f'loss {line["dev_loss"]:.4f} {params or "(published)"}',
                 flush=True,
             )
         if halve:
-            ranked = [drawn.index(t['params']) for t in rank(finished(), run_seed + 1)]
+            ranked = [
+                keys.index(as_key({**published, **t['params']}))
+                for t in rank(finished(), run_seed + 1)
+            ]
             ranked = [number for number in ranked if number in remaining]
             remaining = sorted(ranked[: math.ceil(len(ranked) / 2)])
     return rank(finished(), seeds)
 
 
+@explain_errors
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--dataset', choices=DATASETS, required=True)
     parser.add_argument('--model', required=True)
-    parser.add_argument('--trials', type=int, default=50, help='the budget')
-    parser.add_argument('--seeds', type=int, default=3, help='runs of each trial')
+    parser.add_argument('--trials', type=positive, default=50, help='the budget')
+    parser.add_argument('--seeds', type=positive, default=3, help='runs of each trial')
     parser.add_argument('--seed', type=int, default=0, help='of the trials drawn')
     parser.add_argument(
         '--change', type=float, default=1.0, help='probability to draw a setting anew'
@@ -222,19 +239,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         '--halve', action='store_true', help='only the better half gets the next seed'
     )
-    parser.add_argument('--root', default='data', help='writable folder of the data')
-    parser.add_argument('--source', help='read-only folder to fill ROOT from')
-    parser.add_argument('--device', help='default: the GPU if there is one')
-    parser.add_argument('--results', type=Path, default=RESULTS, help='of the log')
     parser.add_argument('--tuned', type=Path, default=CONFIGS / 'tuned.yaml')
-    parser.add_argument('--quiet', action='store_true', help='no progress bars')
+    add_options(parser)
     args = parser.parse_args(argv)
     if not 0 < args.change <= 1:
         parser.error(f'--change must be in (0, 1] (got {args.change})')
-    if args.source:
-        from torch_geometric_idgl.datasets import stage_data
-
-        stage_data(args.source, args.root)
+    stage(args)
     ranked = search(
         args.model,
         args.dataset,
@@ -244,9 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         seed=args.seed,
         change=args.change,
         halve=args.halve,
-        device=args.device or common.default_device(),
-        progress=not args.quiet,
-        folder=args.results,
+        **run_options(args),
     )
     rows = [
         [percent(t['dev']), f'{t["dev_loss"]:.4f}', str(t['params'] or '(published)')]

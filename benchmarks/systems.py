@@ -17,6 +17,8 @@ from common import CONFIGS, DATASETS, GRAPHS, TABLES, read_yaml
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 
+from torch_geometric_idgl.training.checkpoint import replacing
+
 PLANETOID = ('cora', 'citeseer', 'pubmed')
 
 # Which data a system runs on. LDS holds a probability for each of the n² pairs, and
@@ -55,7 +57,7 @@ TITLES = {
 }
 ABLATIONS: dict[str, dict[str, Any]] = {
     'noreg': {'smoothness': 0.0, 'connectivity': 0.0, 'sparsity': 0.0},
-    'noil': {'max_iters': 0},
+    'noil': {'max_iters': 0, 'first_phase': 0},  # all epochs are of the one kind
 }
 ABLATION_TITLES = {'noreg': 'w/o graph reg.', 'noil': 'w/o IL'}
 
@@ -91,7 +93,13 @@ class System:
     def parse(cls, name: str, settings: str = 'paper') -> System:
         """Reads a name; :obj:`settings` is `paper`, `tuned` or a YAML file."""
         base, ablation = name, None
+        custom = settings not in ('paper', 'tuned')
         if base.endswith('-tuned'):
+            if custom:
+                raise ValueError(
+                    f"Expected either tuned settings or those of a file (got '{name}' "
+                    f'and {settings})'
+                )
             base, settings = base.removesuffix('-tuned'), 'tuned'
         for key in ABLATIONS:
             if base.endswith(f'-{key}'):
@@ -101,7 +109,20 @@ class System:
                 f'Expected one of {", ".join(SUPPORTED)}, for IDGL also with '
                 f"'-noreg' or '-noil', for all also with '-tuned' (got '{name}')"
             )
-        return cls(base, ablation, settings)
+        system = cls(base, ablation, settings)
+        if custom and any(str(system) in names(own) for own in SUPPORTED):
+            raise ValueError(
+                f"Expected a file whose name with the system's is not that of another "
+                f"one (got {settings}, which would be '{system}')"
+            )
+        return system
+
+
+def names(base: str) -> list[str]:
+    """All names that stand for a system with published or tuned settings."""
+    ablations = ['', *ABLATIONS] if base.startswith('idgl') else ['']
+    parts = [(base, a, s) for a in ablations for s in ('', 'tuned')]
+    return ['-'.join(filter(None, part)) for part in parts]
 
 
 def check_supported(system: System, dataset: str) -> None:
@@ -180,10 +201,8 @@ def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> 
         data.edge_index = torch.load(file, weights_only=True)
         return data
     data = diffuse(data, alpha, k)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f'.{os.getpid()}.tmp')
-    torch.save(data.edge_index, temporary)
-    os.replace(temporary, file)
+    with replacing(file) as temporary:
+        torch.save(data.edge_index, temporary)
     return data
 
 
@@ -243,7 +262,7 @@ def run(
         record = fit_classical(base, data, seed=seed, **settings)
     elif base == 'lds':
         kwargs = {key: value for key, value in settings.items() if key != 'k'}
-        record = fit_lds(data, progress=progress, **kwargs)
+        record = fit_lds(data, progress=progress, checkpoint=checkpoint, **kwargs)
     else:
         record = _fit(base, data, settings, progress, checkpoint, hide_test)
     if hide_test:

@@ -12,11 +12,17 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 
-import common
-from common import RESULTS, read_json, write_json
+from common import read_json, write_json
 from node_classification import run_seed
+from options import (
+    add_options,
+    explain_errors,
+    passed_on,
+    positive,
+    run_options,
+    stage,
+)
 from report import TIME_DATASETS, TIME_ROWS, describe, time_table
 from systems import SUPPORTED, System, load_settings
 
@@ -45,9 +51,8 @@ def time_run(dataset: str, name: str, seed: int, args: argparse.Namespace) -> No
         system,
         seed,
         args.root,
-        device=args.device or common.default_device(),
-        progress=not args.quiet,
-        folder=args.results,
+        purpose='training_time',
+        **run_options(args),
     )
     file = args.results / 'training_time.json'
     content = read_json(file) or {'runs': []}
@@ -78,10 +83,8 @@ def time_in_turn(runs: list[Run], args: argparse.Namespace) -> int:
     failed = []
     for dataset, name, seed in runs:
         options = ['--datasets', dataset, '--models', name, '--first', str(seed)]
-        options += ['--runs', '1', '--root', args.root, '--results', str(args.results)]
-        options += ['--quiet'] if args.quiet else []
-        options += ['--device', args.device] if args.device else []
-        command = [sys.executable, __file__, *options, '--no-table']
+        options += ['--runs', '1', *passed_on(args), '--no-table']
+        command = [sys.executable, __file__, *options]
         if subprocess.run(command).returncode != 0:
             failed.append(f'{dataset} {name} seed {seed}')
     if failed:
@@ -89,6 +92,7 @@ def time_in_turn(runs: list[Run], args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
+@explain_errors
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -96,18 +100,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument('--models', nargs='+', choices=TIME_ROWS, default=TIME_ROWS)
     parser.add_argument('--first', type=int, default=0, help='first seed')
-    parser.add_argument('--runs', type=int, default=5, help='number of seeds')
-    parser.add_argument('--root', default='data', help='writable folder of the data')
-    parser.add_argument('--source', help='read-only folder to fill ROOT from')
-    parser.add_argument('--device', help='default: the GPU if there is one')
-    parser.add_argument('--results', type=Path, default=RESULTS, help='where to write')
-    parser.add_argument('--quiet', action='store_true', help='no progress bars')
+    parser.add_argument('--runs', type=positive, default=5, help='number of seeds')
     parser.add_argument('--no-table', action='store_true', help='only time')
+    add_options(parser)
     args = parser.parse_args(argv)
-    if args.source:
-        from torch_geometric_idgl.datasets import stage_data
-
-        stage_data(args.source, args.root)
+    stage(args)
     runs, code = wanted_runs(args), 0
     if len(runs) == 1:
         time_run(*runs[0], args)

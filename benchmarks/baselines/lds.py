@@ -10,8 +10,11 @@ the last few inner steps. The other half of the dev set decides when to stop.
 
 from __future__ import annotations
 
-import copy
+import os
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +24,20 @@ from torch_geometric.utils import to_undirected
 from tqdm.auto import tqdm
 
 from baselines.features import dropout
+from torch_geometric_idgl.training.checkpoint import (
+    replacing,
+    rng_state,
+    set_rng_state,
+)
 
 __all__ = [
     'InnerState',
+    'Outer',
     'SampledGraph',
     'fit_lds',
     'gcn',
     'hypergradient',
+    'init_gcn',
     'inner_step',
 ]
 
@@ -171,6 +181,73 @@ def predict(params: Params, x: Tensor, theta: Tensor, samples: int) -> Tensor:
     return sum(gcn(params, x, graph).softmax(-1) for graph in graphs) / samples
 
 
+@dataclass
+class Outer:
+    """What the outer problem takes from one start of the GCN to the next."""
+
+    theta: Tensor  # the probability of each pair i < j
+    rate: float
+    dev: Tensor  # dev nodes: the first half for the outer loss, the second to choose
+    restart: int = 0
+    steps: int = 0
+    stale: int = 0
+    seconds: float = 0.0
+    best: dict[str, Any] | None = None
+    prob: Tensor | None = None  # predictions of the best start
+
+    @classmethod
+    def start(cls, data: Data, rate: float) -> Outer:
+        """Certain edges where the given graph has some, and none elsewhere."""
+        n, device = data.num_nodes, data.x.device
+        dev = data.val_mask.nonzero().view(-1)
+        dev = dev[torch.randperm(dev.numel(), device=device)]
+        theta = torch.zeros(n, n, device=device)
+        row, col = to_undirected(data.edge_index, num_nodes=n)
+        theta[row, col] = 1.0
+        return cls(theta.triu_(1), rate, dev)
+
+    @property
+    def outer_nodes(self) -> Tensor:
+        return self.dev[: self.dev.numel() // 2]
+
+    @property
+    def held_out(self) -> Tensor:
+        return self.dev[self.dev.numel() // 2 :]
+
+    def compare(self, prob: Tensor, y: Tensor) -> None:
+        """Keeps the predictions of this start if they are the best ones so far."""
+        # The loss tells equal accuracies on a small half of the dev set apart.
+        prob_held, y_held = prob[self.held_out], y[self.held_out]
+        score = float((prob_held.argmax(-1) == y_held).float().mean())
+        loss = float(F.nll_loss(prob_held.clamp(min=1e-12).log(), y_held))
+        best = self.best
+        self.stale += 1
+        if best is None or (score, -loss) > (best['dev'], -best['dev_loss']):
+            if best is None or score > best['dev']:
+                self.stale = 0
+            self.best = {'dev': score, 'dev_loss': loss, 'best_epoch': self.restart}
+            self.best['expected_edges'] = float(self.theta.sum())
+            self.prob = prob
+        self.restart += 1
+
+    def save(self, file: Path) -> None:
+        """Saves the state with that of the random numbers."""
+        with replacing(file) as temporary:
+            torch.save({'outer': vars(self), 'rng': rng_state()}, temporary)
+
+    @classmethod
+    def load(cls, file: Path, device: torch.device) -> Outer:
+        """Goes on from a saved state."""
+        content = torch.load(file, map_location='cpu', weights_only=True)
+        set_rng_state(content['rng'])
+        return cls(
+            **{
+                key: value.to(device) if isinstance(value, Tensor) else value
+                for key, value in content['outer'].items()
+            }
+        )
+
+
 def fit_lds(
     data: Data,
     *,
@@ -178,15 +255,16 @@ def fit_lds(
     dropout: float = 0.5,
     lr: float = 0.01,
     weight_decay: float = 5e-4,
-    outer_lr: float = 1.0,
+    outer_lr: float = 0.1,
     outer_decay: float = 0.99,
     tau: int = 5,
     samples: int = 16,
     inner_patience: int = 4,
-    max_windows: int = 80,
+    max_windows: int = 40,
     patience: int = 5,
-    max_restarts: int = 100,
+    max_restarts: int = 50,
     progress: bool = True,
+    checkpoint: str | os.PathLike | None = None,
 ) -> dict:
     r"""Algorithm 1 of the paper.
 
@@ -199,7 +277,7 @@ def fit_lds(
         weight_decay (float, optional): On the GCN's first layer.
             (default: :obj:`5e-4`)
         outer_lr (float, optional): Rate of projected gradient descent on the
-            probabilities. (default: :obj:`1.0`)
+            probabilities. (default: :obj:`0.1`)
         outer_decay (float, optional): Its factor after each outer step.
             (default: :obj:`0.99`)
         tau (int, optional): Inner steps between two outer steps, all of which the
@@ -209,28 +287,38 @@ def fit_lds(
         inner_patience (int, optional): The GCN starts anew when the training loss has
             not decreased for so many outer steps. (default: :obj:`4`)
         max_windows (int, optional): Outer steps before the GCN starts anew at the
-            latest. (default: :obj:`80`)
+            latest. (default: :obj:`40`)
         patience (int, optional): Stop when so many starts gave nothing better on the
             second half of the dev set. (default: :obj:`5`)
-        max_restarts (int, optional): (default: :obj:`100`)
+        max_restarts (int, optional): (default: :obj:`50`)
         progress (bool, optional): Show a progress bar. (default: :obj:`True`)
+        checkpoint (str, optional): A file to save the run in after each start, and to
+            continue from if it exists. It is removed at the end.
+            (default: :obj:`None`)
     """
-    start = time.perf_counter()
-    x, y, n, p = data.x, data.y, data.num_nodes, dropout
+    x, y = data.x, data.y
     classes = int(y.max()) + 1
     train = data.train_mask.nonzero().view(-1)
-    dev = data.val_mask.nonzero().view(-1)
-    dev = dev[torch.randperm(dev.numel(), device=dev.device)]
-    outer, held_out = dev[: dev.numel() // 2], dev[dev.numel() // 2 :]
+    file = None if checkpoint is None else Path(checkpoint)
+    if file is not None and file.exists():
+        outer = Outer.load(file, x.device)
+    else:
+        outer = Outer.start(data, outer_lr)
 
-    theta = torch.zeros(n, n, device=x.device)
-    row, col = to_undirected(data.edge_index, num_nodes=n)
-    theta[row, col] = 1.0
-    theta.triu_(1)
+    def inner_loss(state: InnerState, graph: SampledGraph) -> Tensor:
+        out = gcn(state.params, x, graph, dropout)
+        decay = weight_decay / 2 * state.params[0].square().sum()
+        return F.cross_entropy(out[train], y[train]) + decay
 
-    rate, steps, stale, best = outer_lr, 0, 0, None
-    bar = tqdm(range(max_restarts), disable=not progress, desc='LDS', leave=False)
-    for restart in bar:
+    bar = tqdm(
+        total=max_restarts,
+        initial=outer.restart,
+        disable=not progress,
+        desc='LDS',
+        leave=False,
+    )
+    while outer.restart < max_restarts and outer.stale < patience:
+        start = time.perf_counter()
         params = init_gcn(x.size(1), hidden_channels, classes)
         state = InnerState([w.to(x.device) for w in params])
         lowest, waited, window = float('inf'), 0, 0
@@ -238,48 +326,39 @@ def fit_lds(
             graphs, losses = [], []
             state = state.detach()
             for _ in range(tau):
-                graph = SampledGraph.sample(theta)
-                out = gcn(state.params, x, graph, p)
-                loss = F.cross_entropy(out[train], y[train])
-                loss = loss + weight_decay / 2 * state.params[0].square().sum()
+                graphs.append(SampledGraph.sample(outer.theta))
+                loss = inner_loss(state, graphs[-1])
                 state = inner_step(state, loss, lr)
-                graphs.append(graph)
                 losses.append(loss.item())
-            graph = SampledGraph.sample(theta)
-            out = gcn(state.params, x, graph)
-            outer_loss = F.cross_entropy(out[outer], y[outer])
-            grad = hypergradient(outer_loss, graphs + [graph])
+            graphs.append(SampledGraph.sample(outer.theta))
+            out = gcn(state.params, x, graphs[-1])[outer.outer_nodes]
+            outer_loss = F.cross_entropy(out, y[outer.outer_nodes])
+            grad = hypergradient(outer_loss, graphs)
             # Projected gradient descent: probabilities stay in [0, 1].
-            theta = (theta - rate * grad).clamp_(0.0, 1.0).triu_(1)
-            rate *= outer_decay
-            steps += 1
+            outer.theta = (outer.theta - outer.rate * grad).clamp_(0.0, 1.0).triu_(1)
+            outer.rate *= outer_decay
+            outer.steps += 1
             window += 1
             waited = 0 if sum(losses) / tau < lowest else waited + 1
             lowest = min(lowest, sum(losses) / tau)
             bar.set_postfix(train=f'{lowest:.3f}', outer=f'{outer_loss.item():.3f}')
-        state = state.detach()
-        prob = predict(state.params, x, theta, samples)
-        # The loss tells equal accuracies on a small half of the dev set apart.
-        score = float((prob[held_out].argmax(-1) == y[held_out]).float().mean())
-        loss = float(F.nll_loss(prob[held_out].clamp(min=1e-12).log(), y[held_out]))
-        stale += 1
-        if best is None or (score, -loss) > (best['dev'], -best['dev_loss']):
-            improved = best is None or score > best['dev']
-            stale = 0 if improved else stale
-            best = {'dev': score, 'dev_loss': loss, 'best_epoch': restart}
-            best_prob = copy.deepcopy(prob)
-            edges = float(theta.sum())
-        if stale >= patience:
-            break
+        outer.compare(predict(state.detach().params, x, outer.theta, samples), y)
+        outer.seconds += time.perf_counter() - start
+        bar.update()
+        if file is not None:
+            outer.save(file)
+    bar.close()
+    if file is not None:
+        file.unlink(missing_ok=True)
 
-    correct = (best_prob.argmax(-1) == y).float()
+    assert outer.best is not None and outer.prob is not None
+    correct = (outer.prob.argmax(-1) == y).float()
     return {
         'train': float(correct[data.train_mask].mean()),
-        **best,
+        **outer.best,
         'test': float(correct[data.test_mask].mean()),
-        'epochs': steps * tau,
-        'outer_steps': steps,
-        'restarts': restart + 1,
-        'expected_edges': edges,
-        'seconds': time.perf_counter() - start,
+        'epochs': outer.steps * tau,
+        'outer_steps': outer.steps,
+        'restarts': outer.restart,
+        'seconds': outer.seconds,
     }

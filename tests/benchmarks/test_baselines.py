@@ -8,7 +8,15 @@ from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
 from baselines.features import dropout
 from baselines.gnn import GNN, pagerank_top_k
 from baselines.hgcn import build_hierarchy, group_nodes
-from baselines.lds import InnerState, SampledGraph, gcn, hypergradient, inner_step
+from baselines.lds import (
+    InnerState,
+    Outer,
+    SampledGraph,
+    gcn,
+    hypergradient,
+    init_gcn,
+    inner_step,
+)
 from scipy import sparse
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
@@ -266,6 +274,53 @@ def test_lds_moves_probabilities_to_fit_the_dev_set():
 
     record = fit_lds(data, outer_lr=0.0, progress=False, **settings)
     assert record['expected_edges'] == pytest.approx(pairs)
+
+
+def test_outer_problem_lowers_its_loss():
+    # A graph whose edges say nothing: following the hypergradient must find better.
+    torch.manual_seed(0)
+    data = two_communities(n=36)
+    data.edge_index = torch.randint(36, (2, 60))
+    outer = Outer.start(data, rate=1.0)
+    params = init_gcn(data.num_features, 16, 2)
+    nodes, losses = outer.outer_nodes, []
+    for _ in range(80):
+        graph = SampledGraph.sample(outer.theta)
+        out = gcn(params, data.x, graph)
+        loss = F.cross_entropy(out[nodes], data.y[nodes])
+        outer.theta = outer.theta - 5.0 * hypergradient(loss, [graph])
+        outer.theta = outer.theta.clamp(0.0, 1.0).triu(1)
+        losses.append(float(loss.detach()))
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def test_lds_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    data = two_communities(n=36)
+    kwargs = {'max_windows': 3, 'max_restarts': 4, 'patience': 9, 'samples': 2}
+    kwargs |= {'outer_lr': 1.0, 'progress': False}
+    torch.manual_seed(0)
+    expected = fit_lds(data, **kwargs)
+
+    file = tmp_path / 'lds.pt'
+    compare, starts = Outer.compare, []
+
+    def killed_in_the_third(self, *args):
+        starts.append(self.restart)
+        if len(starts) == 3:
+            raise KeyboardInterrupt
+        compare(self, *args)
+
+    monkeypatch.setattr(Outer, 'compare', killed_in_the_third)
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        fit_lds(data, checkpoint=file, **kwargs)
+    assert file.exists()
+    torch.manual_seed(1)  # It has the random numbers of the stopped run all the same.
+    record = fit_lds(data, checkpoint=file, **kwargs)
+    assert starts == [0, 1, 2, 2, 3]
+    assert not file.exists()
+    del record['seconds'], expected['seconds']
+    assert record == expected
 
 
 # Without a graph

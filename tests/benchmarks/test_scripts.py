@@ -11,7 +11,7 @@ import training_time
 from common import TABLES, read_json, read_yaml
 from node_classification import all_pairs, results_file, run_pair
 from report import accuracy_cell, make_tables, update
-from systems import System
+from systems import System, load_settings
 
 from torch_geometric_idgl.datasets import load
 
@@ -52,9 +52,9 @@ def test_node_classification(tmp_path, config, capsys):
         assert 0.0 < run['test'] <= 1.0
         assert run['epochs'] == 4
         assert run['peak_memory_mb'] > 10
-        assert set(run['versions']) == {
-            *['python', 'torch', 'torch_geometric', 'torch_geometric_idgl']
-        }
+        versions = {'python', 'torch', 'torch_geometric', 'torch_geometric_idgl'}
+        versions |= {'numpy', 'scipy', 'scikit_learn'}
+        assert versions <= set(run['versions']) <= {*versions, 'commit'}
     # A result can be repeated from its file, which names no path of this machine.
     assert content['command'] == (
         'python benchmarks/node_classification.py --dataset wine --model idgl --runs 2 '
@@ -121,6 +121,80 @@ def test_other_settings_are_not_mixed(tmp_path, monkeypatch):
         run_pair('wine', System('gcn-knn'), 2, 'data', folder=tmp_path)
 
 
+def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
+    # A search may write new tuned settings while a run with the old ones goes on.
+    system = System('gcn-knn')
+    before = load_settings(system, 'wine')
+
+    def fake(*args, settings, **kwargs):
+        changed = {**before, 'lr': 7.0}
+        monkeypatch.setattr(
+            node_classification, 'load_settings', lambda *a, **k: changed
+        )
+        return record(test=settings['lr'])
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    node_classification.run_seed('wine', system, 0, 'data', folder=tmp_path)
+    content = read_json(results_file('wine', system, tmp_path))
+    assert content['settings'] == before
+    assert [run['test'] for run in content['runs']] == [before['lr']]
+    with pytest.raises(ValueError, match='Expected the settings that wine_gcn-knn'):
+        node_classification.run_seed('wine', system, 1, 'data', folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    'argv',
+    [
+        ['--dataset', 'wine', '--runs', '0'],
+        ['--all', '--model', 'gcn'],
+        ['--all', '--splits', 'paper'],
+        ['--dataset', 'wine', '--settings', 'tuned', '--config', 'mine.yaml'],
+        [],
+    ],
+)
+def test_contradictory_options(argv, capsys):
+    with pytest.raises(SystemExit):
+        node_classification.main(argv)
+    assert 'error: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('script', 'argv', 'message'),
+    [
+        (search, ['--dataset', 'cora', '--model', 'gin'], "(got 'gin')"),
+        (search, ['--dataset', 'wine', '--model', 'gcn'], "(got 'wine'"),
+        (node_classification, ['--dataset', 'wine', '--source', 'no'], "no' to read"),
+        (training_time, ['--datasets', 'cora', '--models', 'gcn'], 'ind.cora.allx'),
+    ],
+)
+def test_errors_are_explained(script, argv, message, tmp_path, capsys):
+    argv = [*argv, '--root', str(tmp_path), '--results', str(tmp_path)]
+    argv += ['--runs', '1'] if script is training_time else []
+    assert script.main(argv) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_diverged_run_is_explained(tmp_path, monkeypatch, capsys):
+    def diverges(*args, **kwargs):
+        raise FloatingPointError('Expected a finite loss')
+
+    monkeypatch.setattr(node_classification, 'run', diverges)
+    argv = ['--dataset', 'wine', '--root', str(tmp_path), '--results', str(tmp_path)]
+    assert node_classification.main(argv) == 1
+    assert 'Expected a finite loss' in capsys.readouterr().err
+
+
+def test_commit(monkeypatch):
+    answers = {'rev-parse': '0123456789', 'status': ''}
+    monkeypatch.setattr(common, '_git', lambda name, *_: answers[name])
+    assert common.commit() == '0123456789'
+    answers['status'] = ' M torch_geometric_idgl/nn/idgl.py'
+    assert common.commit() == '0123456789-dirty'
+    monkeypatch.undo()
+    monkeypatch.setenv('PATH', '')
+    assert common.commit() == ''  # No git: no commit, and no error.
+
+
 def test_unsupported_pair_is_explained(tmp_path, capsys):
     argv = ['--dataset', 'wine', '--model', 'gcn', '--results', str(tmp_path)]
     assert node_classification.main(argv) == 1
@@ -185,10 +259,12 @@ def test_half_finished_seed_goes_on(tmp_path, config, monkeypatch):
 # report.py
 
 
-def write_result(folder, dataset, name, scores, **kwargs):
+def write_result(folder, dataset, name, scores, paper_splits=False, **changed):
+    system = System.parse(name)
     runs = [record(seed=i, test=score) for i, score in enumerate(scores)]
-    file = results_file(dataset, System.parse(name), folder, **kwargs)
-    common.write_json(file, {'settings': {}, 'runs': runs})
+    settings = {**load_settings(system, dataset, paper_splits), **changed}
+    file = results_file(dataset, system, folder, paper_splits)
+    common.write_json(file, {'settings': settings, 'runs': runs})
 
 
 def cell(markdown, row, column):
@@ -206,6 +282,7 @@ def test_report(tmp_path):
     write_result(tmp_path, 'wine', 'idgl', [0.98], paper_splits=True)
     write_result(tmp_path, 'wine', 'idgl', [0.96, 0.96])
     write_result(tmp_path, 'cora', 'idgl-noil', [0.8] * 5)
+    write_result(tmp_path, 'cora', 'appnp', [0.8] * 5, dropout=0.123)
     tables = make_tables(tmp_path)
 
     markdown, missing = tables['main']
@@ -217,6 +294,11 @@ def test_report(tmp_path):
     assert cell(markdown, 'IDGL', 'ogbn-arxiv') == '(out of memory)'
     assert cell(markdown, 'GAT', 'Wine') == '–'
     assert cell(markdown, 'GCN (tuned)', 'Cora') == 'missing'
+    assert cell(markdown, 'IDGL-Anch (tuned)', 'Digits') == 'missing'
+    assert ('IDGL-Anch (tuned)', 'Digits') in missing
+    assert 'RBF SVM (tuned)' not in markdown  # it is always chosen on the dev set
+    assert cell(markdown, 'APPNP', 'Cora') == '80.0 ± 0.0, with other settings'
+    assert ('APPNP', 'Cora') in missing
     assert ('GAT', 'Cora') in missing and ('GCN', 'Cora') in missing
     assert ('IDGL', 'Cora') not in missing and ('GAT', 'Wine') not in missing
 
@@ -250,10 +332,18 @@ def test_report_of_times(tmp_path):
         for name, seconds in [('gcn', 1.5), ('idgl', 19.5)]
         for seed in range(2)
     ]
+    # Of other seeds, the time counts, but not for the ratio.
+    runs += [{'system': 'idgl', 'dataset': 'cora', 'seed': 2, 'seconds': 50.0}]
+    runs += [
+        {'system': 'lds', 'dataset': 'cora', 'seed': seed, 'seconds': 100.0}
+        for seed in range(5)
+    ]
     common.write_json(tmp_path / 'training_time.json', {'runs': runs})
     markdown, missing = make_tables(tmp_path)['training-time']
-    assert cell(markdown, 'GCN', 'Cora') == '2.0 ± 0.7 s (3)'
-    assert cell(markdown, 'IDGL', 'Cora') == '20.0 ± 0.7 s, 10.0× (237)'
+    assert cell(markdown, 'GCN', 'Cora') == '2.0 ± 0.7 s, 2 runs (3)'
+    assert cell(markdown, 'IDGL', 'Cora') == '30.0 ± 17.3 s, 10.0×, 3 runs (237)'
+    assert cell(markdown, 'LDS', 'Cora') == '100.0 ± 0.0 s, 50.0× (390)'
+    assert ('IDGL', 'Cora') in missing and ('LDS', 'Cora') not in missing
     assert cell(markdown, 'GAT', 'Cora') == 'missing (26)'
     assert cell(markdown, 'LDS', 'Pubmed') == '–'
     assert ('GAT', 'Cora') in missing and ('LDS', 'Pubmed') not in missing
@@ -290,6 +380,15 @@ def test_draw_trials():
     assert drawn == search.draw_trials(space, 10)[:4]
     assert len(search.draw_trials(space, 100)) == 7
     assert all(trial['a'] in space['a'] for trial in drawn[1:])
+
+
+def test_trials_are_distinct_settings():
+    space, published = {'a': [1, 2], 'b': [0.1, 0.2]}, {'a': 1, 'b': 0.1, 'c': 7}
+    for change in (0.5, 1.0):
+        drawn = search.draw_trials(space, 100, change=change, published=published)
+        assert drawn[0] == {}
+        made = {search.as_key({**published, **trial}) for trial in drawn}
+        assert len(made) == len(drawn) == 4
 
 
 def test_draw_trials_near_the_published_setting():
@@ -330,7 +429,8 @@ def test_search_halves(tmp_path, monkeypatch):
 
 def test_rank():
     def line(params, seed, dev, loss):
-        return {'params': params, 'seed': seed, 'dev': dev, 'dev_loss': loss}
+        scores = {'dev': dev, 'dev_loss': loss}
+        return {'params': params, 'settings': params, 'seed': seed, **scores}
 
     log = [line({'a': 1}, 0, 0.8, 0.5), line({'a': 1}, 1, 0.6, 0.5)]
     log += [line({'a': 2}, 0, 0.7, 0.4), line({'a': 2}, 1, 0.7, 0.4)]
@@ -392,6 +492,24 @@ def test_search_knows_the_published_runs(tmp_path, monkeypatch):
     assert 'test' not in {key for line in log for key in line}
 
 
+def test_search_forgets_runs_of_other_published_settings(tmp_path, monkeypatch):
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, checkpoint, **kwargs):
+        calls.append((settings, checkpoint))
+        return record(dev=0.6)
+
+    monkeypatch.setattr(search, 'run', fake)
+    search.search('gcn', 'cora', 'data', 3, 1, folder=tmp_path)
+    changed = {**load_settings(System('gcn'), 'cora'), 'patience': 7}
+    monkeypatch.setattr(search, 'load_settings', lambda *args, **kwargs: changed)
+    search.search('gcn', 'cora', 'data', 3, 1, folder=tmp_path)
+    assert [settings['patience'] for settings, _ in calls] == [100] * 3 + [7] * 3
+    # Each goes on from a checkpoint of its own, which no other run has.
+    files = {checkpoint for _, checkpoint in calls}
+    assert len(files) == 6 and {file.parent.name for file in files} == {'search'}
+
+
 def test_search_log_survives_a_cut(tmp_path):
     file = tmp_path / 'log.jsonl'
     search.append_log(file, {'a': 1})
@@ -429,7 +547,7 @@ def test_training_time(tmp_path, monkeypatch, capsys):
     # Seed by seed, and without LDS, which Pubmed is too large for.
     names = ['gcn', 'gat', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
     assert order == [(name, seed) for seed in range(2) for name in names]
-    assert '8.0 ± 0.0 s, 4.0× (323)' in capsys.readouterr().out
+    assert '8.0 ± 0.0 s, 4.0×, 2 runs (323)' in capsys.readouterr().out
     assert training_time.main(argv) == 0
     assert len(order) == 12
 

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ['load_checkpoint', 'replacing', 'save_checkpoint']
+__all__ = [
+    'load_checkpoint',
+    'replacing',
+    'rng_state',
+    'save_checkpoint',
+    'set_rng_state',
+]
 
 
 def save_checkpoint(
@@ -28,7 +34,7 @@ def save_checkpoint(
         'model': model.state_dict(),
         'optimizer': optimizer.state_dict(),
         'progress': progress,
-        'rng': _rng_state(),
+        'rng': rng_state(),
     }
     with replacing(path) as temp:
         torch.save(content, temp)
@@ -50,7 +56,7 @@ def load_checkpoint(
         )
     model.load_state_dict(content['model'])
     optimizer.load_state_dict(content['optimizer'])
-    _set_rng_state(content['rng'])
+    set_rng_state(content['rng'])
     return content['progress']
 
 
@@ -69,7 +75,8 @@ def replacing(path: Path) -> Iterator[Path]:
         temp.unlink(missing_ok=True)
 
 
-def _rng_state() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
+    """The state of all random number generators."""
     # Only types that can be loaded with `weights_only=True`.
     state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, *rest = state
@@ -81,7 +88,8 @@ def _rng_state() -> dict[str, Any]:
     }
 
 
-def _set_rng_state(state: dict[str, Any]) -> None:
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restores what :meth:`rng_state` gave."""
     torch.set_rng_state(state['torch'])
     if state['cuda']:
         torch.cuda.set_rng_state_all(state['cuda'])
