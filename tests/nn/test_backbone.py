@@ -221,6 +221,30 @@ def test_inplace_activation():
         assert_same(outs[1], outs[0])
 
 
+class Squash(torch.nn.Module):
+    """A norm whose backward pass needs its output."""
+
+    def __init__(self, channels):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.tanh(x)
+
+
+def test_outputs_of_norms_stay_as_they_are():
+    x, edge_index = make_graph(N)
+    model = make_model(IDGL, norm=Squash(8)).train()
+    loss_and_gradients(model, x, edge_index)  # no error: nothing was overwritten
+    for name in ('layer_norm', 'batch_norm'):
+        model = make_model(IDGL, norm=name).eval()
+        seen = []
+        model.backbone.norms[0].register_forward_hook(
+            lambda module, args, out: seen.append(out)  # noqa: B023
+        )
+        model(x, edge_index)
+        assert bool((seen[0] < 0).any())
+
+
 def test_norm_uses_every_iteration():
     """Batch norm sees the embeddings of all iterations in training."""
     model, *_ = run(norm='batch_norm', train=True)

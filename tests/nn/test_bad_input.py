@@ -7,7 +7,13 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from tests.nn.common import MODELS, make_graph, make_model
-from torch_geometric_idgl.nn import IDGL, IDGLAnch, sample_anchors
+from torch_geometric_idgl.nn import (
+    IDGL,
+    Cosine,
+    GraphLearner,
+    IDGLAnch,
+    sample_anchors,
+)
 from torch_geometric_idgl.ops import Layout
 
 X, EDGE_INDEX = make_graph(10, 6)
@@ -50,6 +56,12 @@ INPUTS = {
         ValueError,
         r"'x' .* finite .got 1 NaN",
     ),
+    'x too large': (
+        {'x': 1e20 * X},
+        ValueError,
+        r"'x' .* finite .got up to \d\.\de\+\d+, too large",
+    ),
+    'x double': ({'x': X.double()}, TypeError, r"'x' .*float32.* .got torch.float64"),
     'in_channels': ({'x': X[:, :5]}, ValueError, r"'x' .* 6 features.*got 5"),
     'edge_index 1-D': (
         {'edge_index': EDGE_INDEX[0]},
@@ -172,6 +184,11 @@ INPUTS = {
         ValueError,
         r"'batch' .* batch_size=2 .got 3",
     ),
+    'batch size text': (
+        {'batch': torch.zeros(10, dtype=torch.long), 'batch_size': 'a'},
+        TypeError,
+        r"'batch_size' .* integer .got 'a'",
+    ),
     'edges between graphs': (
         {'batch': torch.tensor([0] * 5 + [1] * 5)},
         ValueError,
@@ -205,6 +222,7 @@ def test_bad_input(cls, name):
         ('epsilon', [-0.1, math.nan], ValueError, r'at least 0 .got'),
         ('tol', [-1e-5, math.nan], ValueError, r'at least 0 .got'),
         ('smoothness', [-0.1], ValueError, r'at least 0 .got -0.1'),
+        ('smoothness', [math.inf], ValueError, r'finite and at least 0 .got inf'),
         ('connectivity', [-0.1], ValueError, r'at least 0 .got -0.1'),
         ('sparsity', [-0.1], ValueError, r'at least 0 .got -0.1'),
         ('sparsity', ['much'], TypeError, r'a number .got'),
@@ -325,3 +343,33 @@ def test_sample_anchors():
         for _ in range(2)
     ]
     assert torch.equal(*draws)
+
+
+def test_bad_types_of_anchors():
+    with pytest.raises(TypeError, match=r"'anchor_index' .* tensor .got 'list'"):
+        make_model(IDGLAnch)(X, EDGE_INDEX, anchor_index=[0, 1])
+    with pytest.raises(TypeError, match=r"'anchor_seed' .* integer .got 'a'"):
+        make_model(IDGLAnch, anchor_seed='a')
+
+
+def test_bad_learner():
+    with pytest.raises(TypeError, match=r"'metric' .* 'Metric' .got 'cosine'"):
+        GraphLearner('cosine')
+    with pytest.raises(ValueError, match=r"'backend' .* .got 'nope'"):
+        GraphLearner(Cosine())(X, backend='nope')
+
+
+def test_whole_numbers_in_a_sparse_adjacency():
+    model = make_model(IDGL).eval()
+    dense = torch.zeros(10, 10)
+    dense[EDGE_INDEX[1], EDGE_INDEX[0]] = 1.0
+    expected = model(X, dense.to_sparse_csr())
+    for dtype in (torch.long, torch.bool):
+        assert torch.equal(model(X, dense.to(dtype).to_sparse_coo()), expected)
+
+
+def test_negative_weights_are_never_exported():
+    _, trace = make_model(IDGL)(X, EDGE_INDEX, return_trace=True)
+    for graph in (trace.learned, trace.mixed, trace.initial):
+        with pytest.raises(ValueError, match=r"'min_weight' .* at least 0 .got -1"):
+            graph.to_edges(min_weight=-1)

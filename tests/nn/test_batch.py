@@ -16,7 +16,9 @@ from tests.nn.common import (
     make_graph,
     make_model,
 )
-from torch_geometric_idgl.nn import IDGL, IDGLAnch
+from torch_geometric_idgl.graphs import Signal
+from torch_geometric_idgl.nn import IDGL, Cosine, GraphLearner, IDGLAnch
+from torch_geometric_idgl.ops import Layout
 
 SIZES = (7, 4, 9, 1)
 # Graphs of different sizes stop at different iterations with these:
@@ -137,6 +139,34 @@ def test_options(cls, options):
 def test_graphs_of_the_same_size(cls):
     model = make_model(cls, **OPTIONS).double().eval()
     check_batch(model, make_graphs((6, 6, 6)))
+
+
+# One large graph and many small ones: most of a padded matrix would be padding.
+RAGGED = (24, *[2] * 20, 1, 3)
+
+
+@pytest.mark.parametrize('epsilon', [0.0, 0.2])
+@pytest.mark.parametrize('cls', MODELS)
+def test_very_different_sizes(cls, epsilon):
+    graphs = make_graphs(RAGGED, negative=False)
+    layout = Layout(RAGGED, torch.device('cpu'))
+    assert layout.is_ragged
+    check_batch(make_model(cls, epsilon=epsilon, **OPTIONS).double().eval(), graphs)
+    # A graph of its own is not padded, and neither are graphs of one size.
+    assert not Layout((24,), layout.device).is_ragged
+    assert not Layout((2,) * 20, layout.device).is_ragged
+
+
+def test_padding_counts_for_the_choice_of_the_operator():
+    sizes = (600, *[2] * 100)
+    layout = Layout(sizes, torch.device('cpu'))
+    learner = GraphLearner(Cosine(), epsilon=0.01)
+    x = torch.rand(layout.num_rows, 4)
+    assert learner.choose_backend(x[:600], Layout((600,), x.device), None, True) == (
+        'dense'
+    )
+    assert learner.choose_backend(x, layout, None, True) == 'tiled'
+    assert not Signal(x, Layout((4000, *[1] * 10), x.device)).keeps_gram
 
 
 @pytest.mark.parametrize('cls', MODELS)

@@ -141,8 +141,10 @@ def test_copies(cls):
     x, edge_index = make_graph()
     model = make_model(cls, cached=True).eval()
     out = model(x, edge_index)
+    out.sum().backward()  # which leaves transposed matrices in the cache
     assert torch.equal(copy.deepcopy(model)(x, edge_index), out)
     assert torch.equal(pickle.loads(pickle.dumps(model))(x, edge_index), out)
+    assert torch.equal(model(x, edge_index), out)
 
 
 # Inputs -------------------------------------------------------------------------------
@@ -426,6 +428,72 @@ def test_cache_holds_for_the_graph_and_the_knn_graph(cls):
     out = model(x)
     assert torch.equal(model(x), out)
     assert_close(out, make_model(cls, k=3).eval()(x))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_cache_sees_other_features(cls):
+    x, edge_index = make_graph()
+    other = torch.rand_like(x)
+    plain, cached = (make_model(cls, cached=c, k=3).eval() for c in (False, True))
+    for graph in [(edge_index,), ()]:
+        cached._cache = None
+        for features in (x, other, x):
+            assert_close(cached(features, *graph), plain(features, *graph))
+        changed = x.clone()
+        cached(changed, *graph)
+        changed[0] = 7.0
+        assert_close(cached(changed, *graph), plain(changed, *graph))
+    # The graph that was given stays, whatever comes later.
+    cached._cache = None
+    cached(x, edge_index)
+    assert_close(cached(other), plain(other, edge_index))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_cache_and_gradients(cls):
+    x, edge_index = make_graph()
+    model = make_model(cls, cached=True)
+    with torch.inference_mode():
+        model.eval()(x, edge_index)
+    model.train()(x, edge_index).sum().backward()
+
+    features = x.clone().requires_grad_()
+    model(features, edge_index).sum().backward()
+    assert features.grad.abs().sum() > 0
+
+    # Gradients reach learned edge weights in every step.
+    model = make_model(cls, cached=True)
+    weight = torch.rand(edge_index.size(1), requires_grad=True)
+    for _ in range(2):
+        weight.grad = None
+        model(x, edge_index, weight).sum().backward()
+        assert weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_cache_and_number_types(cls):
+    x, edge_index = make_graph()
+    model = make_model(cls, cached=True).eval()
+    model(x, edge_index)
+    with pytest.raises(TypeError, match="'x' to be a 'torch"):
+        model([1, 2], edge_index)
+    model.double()
+    assert model(x.double(), edge_index).dtype == torch.double
+    with pytest.raises(TypeError, match=r'type torch.float64.*\(got torch.float32\)'):
+        model(x, edge_index)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_mixed_precision_before_the_model(cls):
+    x, edge_index = make_graph()
+    encoder, model = torch.nn.Linear(6, 6), make_model(cls)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        h = encoder(x)
+        assert h.dtype == torch.bfloat16
+        out = model(h, edge_index)
+    assert out.dtype == torch.float
+    out.sum().backward()
+    assert encoder.weight.grad.isfinite().all()
 
 
 # Anchors ------------------------------------------------------------------------------

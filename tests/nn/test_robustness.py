@@ -9,11 +9,13 @@ from tests.nn.common import (
     MODELS,
     all_finite,
     assert_close,
+    joint_loss,
     loss_and_gradients,
     make_graph,
     make_model,
 )
 from torch_geometric_idgl.nn import IDGLAnch
+from torch_geometric_idgl.transforms import LearnGraph
 
 REGULARIZED = {'smoothness': 0.2, 'connectivity': 0.1, 'sparsity': 0.1}
 NONE = torch.zeros(2, 0, dtype=torch.long)
@@ -146,6 +148,25 @@ def test_batches_with_degenerate_graphs(cls, backend):
         assert result[2].num_iters.shape == (5,)
         assert result[2].out.shape == (12, 3)
         assert all_finite(loss_and_gradients(model, batch.x, batch=batch.batch))
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_graphs_without_nodes_are_exported(cls):
+    x = torch.ones(0, 6)
+    for kind in ('mixed', 'learned'):
+        data = LearnGraph(make_model(cls), kind=kind)(Data(x=x))
+        assert data.edge_index.shape == (2, 0) and data.edge_weight.shape == (0,)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_half_precision_is_finite(cls):
+    x, edge_index = make_graph()
+    x[0] = 0.0
+    model = make_model(cls, connectivity=0.1, sparsity=0.1).half()
+    loss, _ = joint_loss(model, x.half(), edge_index)
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize('cls', MODELS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from torch_geometric_idgl.nn import RBF, Attention, Cosine, Metric, WeightedCosine
+from torch_geometric_idgl.nn import IDGL, RBF, Attention, Cosine, Metric, WeightedCosine
 from torch_geometric_idgl.nn.similarity import CustomMetric, metric_resolver
 from torch_geometric_idgl.ops import SparseMatrix
 
@@ -153,11 +153,36 @@ def test_resolver():
     assert isinstance(metric_resolver('rbf', 5, 3), RBF)
     assert metric_resolver('attention', 5, 3).heads == 3
     assert isinstance(metric_resolver(RBF, 5, 3), RBF)
+    assert isinstance(metric_resolver(Cosine, 5, 3), Cosine)
+    with pytest.raises(ValueError, match=r'take 8 channels.*which takes 5'):
+        metric_resolver(WeightedCosine(5), 8, 3)
 
     bilinear = torch.nn.Bilinear(5, 5, 1)
     custom = metric_resolver(bilinear, 5, 3)
     assert isinstance(custom, CustomMetric) and isinstance(custom, Metric)
     assert custom.module is not bilinear  # the two learners share nothing
+
+
+@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
+def test_metrics_that_draw_random_numbers_are_refused(backend):
+    class Noisy(torch.nn.Module):
+        def forward(self, u, v):
+            return torch.dropout((u @ v.t()).relu(), 0.5, self.training)
+
+    model = IDGL(5, 8, 2, 3, metric=Noisy(), k=3, epsilon=0.1, backend=backend)
+    with pytest.raises(RuntimeError, match=r"'metric' to be a function.*random"):
+        model(vectors(6).float())
+    model.eval()(vectors(6).float())  # without dropout it is one
+
+
+def test_bad_sizes():
+    for make in (WeightedCosine, RBF, Attention):
+        with pytest.raises(ValueError, match="'in_channels' to be at least 1"):
+            make(0)
+    with pytest.raises(ValueError, match="'heads' to be at least 1"):
+        WeightedCosine(5, 0)
+    with pytest.raises(ValueError, match=r"'bandwidth' .*\(got nan\)"):
+        RBF(5, bandwidth=math.nan)
 
 
 def test_bad_bandwidth():

@@ -37,6 +37,17 @@ def test_safe_log():
     assert grad == [1.0, 0.0, 0.5]
 
 
+@pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16, torch.float])
+@pytest.mark.parametrize('fn', [safe_reciprocal, safe_rsqrt, safe_log])
+def test_finite_in_every_precision(fn, dtype):
+    tiny = torch.finfo(dtype).smallest_normal
+    x = torch.tensor([0.0, tiny / 2, tiny, 1.0], dtype=dtype, requires_grad=True)
+    y = fn(x)
+    y.sum().backward()
+    assert bool(y.isfinite().all())
+    assert bool(x.grad[[0, 1, 3]].isfinite().all())
+
+
 @pytest.mark.parametrize('p', [0.3, 0.5, 0.9])
 @pytest.mark.parametrize('shape', [(3001,), (500, 7)])
 def test_dropout(p, shape):

@@ -157,9 +157,13 @@ def test_learn_graph_errors():
         LearnGraph(GCN(3, 8, num_layers=2))
     with pytest.raises(ValueError, match=r"'mixed', 'learned' \(got 'first'\)"):
         LearnGraph(model, kind='first')
-    with pytest.raises(ValueError, match=r"'top_k' to be positive \(got 0\)"):
+    with pytest.raises(ValueError, match=r"'top_k' to be at least 1 \(got 0\)"):
         LearnGraph(model, top_k=0)
-    with pytest.raises(ValueError, match=r"'max_edges' to be positive \(got 0\)"):
+    with pytest.raises(ValueError, match=r"'max_edges' to be at least 1 \(got 0\)"):
         LearnGraph(model, max_edges=0)
+    with pytest.raises(TypeError, match=r"'top_k' to be an integer \(got 1.5\)"):
+        LearnGraph(model, top_k=1.5)
+    with pytest.raises(ValueError, match=r"'min_weight' .* at least 0 \(got -1.0\)"):
+        LearnGraph(model, min_weight=-1.0)
     with pytest.raises(ValueError, match="'data' to hold 'x'"):
         LearnGraph(model)(Data(num_nodes=3))

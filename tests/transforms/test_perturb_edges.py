@@ -158,16 +158,18 @@ def test_perturb_edges_batch():
 
 def test_perturb_edges_errors():
     for p in [-0.1, 1.1, float('nan')]:
-        with pytest.raises(
-            ValueError, match=r"'delete' to be a probability in \[0, 1\]"
-        ):
+        with pytest.raises(ValueError, match=r"'delete' to be in \[0, 1\]"):
             PerturbEdges(delete=p)
-        with pytest.raises(ValueError, match=r"'add' to be a probability in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"'add' to be in \[0, 1\]"):
             PerturbEdges(add=p)
     with pytest.raises(ValueError, match="'data' to hold 'edge_index'"):
         PerturbEdges()(Data(x=torch.ones(3, 1)))
     with pytest.raises(TypeError, match="got 'HeteroData'"):
         PerturbEdges()(HeteroData())
+    with pytest.raises(TypeError, match=r"'delete' to be a number \(got 'a'\)"):
+        PerturbEdges('a')
+    with pytest.raises(ValueError, match=r'nodes from 0 to 5.*\(got 0 to 9\)'):
+        PerturbEdges()(Data(edge_index=torch.tensor([[0], [9]]), num_nodes=6))
     data = path_graph(4)
     data.batch = torch.tensor([0, 0, 1, 1])
     with pytest.raises(ValueError, match='not to connect different graphs'):

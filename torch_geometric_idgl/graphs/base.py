@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..checks import check_at_least
 from ..ops.caching import cached_tensor
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern
@@ -134,6 +135,7 @@ class GraphOperator(ABC):
             min_weight (float, optional): Leave out edges whose weight is not larger.
                 (default: :obj:`0.`)
         """
+        check_at_least('min_weight', min_weight, 0)
         sources, targets, weights, total = [], [], [], 0
         for start, block in self._column_blocks():
             target, source = (block > min_weight).nonzero(as_tuple=True)

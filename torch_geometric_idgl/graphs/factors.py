@@ -68,11 +68,18 @@ class DenseFactor(Factor):
     def expand(self, coefficient: Tensor) -> Tensor:  # [B, K, f] -> [n, f]
         if self.layout.num_graphs == 1:  # a plain product is faster than a batched one
             return self.value @ coefficient[0]
+        if self.layout.is_ragged:
+            parts = zip(self.layout.split(self.value), coefficient, strict=True)
+            return torch.cat([value @ own for value, own in parts])
         return self.layout.unpad(self.padded @ coefficient)
 
     def project(self, x: Tensor) -> Tensor:  # [n, f] -> [B, K, f]
         if self.layout.num_graphs == 1:
             return (self.value.t() @ x).unsqueeze(0)
+        if self.layout.is_ragged:
+            values, others = map(self.layout.split, (self.value, x))
+            parts = zip(values, others, strict=True)
+            return torch.stack([value.t() @ own for value, own in parts])
         return self.padded.transpose(1, 2) @ self.layout.pad(x)
 
     def rows(self, index: Tensor, layout: Layout) -> DenseFactor:
@@ -123,6 +130,9 @@ class WeightedFactor(Factor):
         blocks, layout = self.signal.blocks, self.layout
         if isinstance(blocks, SparseMatrix):
             out = blocks.matmul(by_head.flatten(2).flatten(0, 1))
+        elif layout.is_ragged:
+            parts = zip(layout.split(blocks), by_head.flatten(2), strict=True)
+            out = torch.cat([own @ value for own, value in parts])
         else:
             out = layout.unpad(layout.pad(blocks) @ by_head.flatten(2))
         out = out.view(layout.num_rows, self.heads, width)

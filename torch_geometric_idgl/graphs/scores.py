@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 
-from ..ops.autograd import first_order
+from ..ops.autograd import first_order, no_random_numbers
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 from .factors import WeightedFactor
@@ -178,7 +178,8 @@ class PairScores(Scores):
         mine, others = self.slices(tile)
         u, v = leaves[0], leaves[self.num_embeddings - 1]
         parameters = dict(zip(self.names, leaves[self.num_embeddings :], strict=True))
-        return functional_call(self.pair, parameters, (u[mine], v[others]))
+        with no_random_numbers('metric', u.device):
+            return functional_call(self.pair, parameters, (u[mine], v[others]))
 
 
 class _Pair(Module):

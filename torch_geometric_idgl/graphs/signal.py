@@ -149,6 +149,9 @@ class Signal:
         if isinstance(blocks, SparseMatrix):
             out = blocks.t_matmul(dense)
             return out.view(self.layout.num_graphs, self.num_features, dense.size(1))
+        if self.layout.is_ragged:
+            parts = zip(*map(self.layout.split, (blocks, dense)), strict=True)
+            return torch.stack([own.t() @ value for own, value in parts])
         padded = self.layout.pad(blocks)
         return padded.transpose(1, 2) @ self.layout.pad(dense)
 
@@ -161,7 +164,7 @@ class Signal:
     @property
     def keeps_gram(self) -> bool:
         """Whether the Gram matrix is small enough to be kept."""
-        return sum(size * size for size in self.layout.sizes) <= _MAX_GRAM
+        return self.layout.num_padded * self.layout.max_size <= _MAX_GRAM
 
     @cached_property
     def gram(self) -> Tensor:

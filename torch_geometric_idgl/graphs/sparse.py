@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..checks import check_at_least
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
@@ -135,6 +136,7 @@ class SparseGraph(Affinity):
     def to_edges(
         self, max_edges: int = MAX_EDGES, min_weight: float = 0.0
     ) -> tuple[Tensor, Tensor]:
+        check_at_least('min_weight', min_weight, 0)
         keep = self.value > min_weight
         count = int(keep.sum())
         if count > max_edges:

@@ -49,6 +49,10 @@ def sample_anchors(
 
 def given_anchors(nodes: Layout, index: Tensor) -> Anchors:
     """Anchors the user has chosen, as node indices of the whole batch."""
+    if not isinstance(index, Tensor):
+        raise TypeError(
+            f"Expected 'anchor_index' to be a tensor (got '{type(index).__name__}')"
+        )
     if index.dim() != 1 or index.dtype not in (torch.long, torch.int):
         raise ValueError(
             f"Expected 'anchor_index' to be a one-dimensional index tensor "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
-from torch_geometric.nn import JumpingKnowledge
+from torch_geometric.nn import BatchNorm, JumpingKnowledge
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
@@ -168,15 +168,23 @@ class Backbone(Module):
     def _activate(self, x: Tensor, i: int, layout: Layout, dropout: float) -> Tensor:
         if self.act is not None and self.act_first:
             x = self.act(x)
-        before = x
         if self.norm_takes_batch:
             x = self.norms[i](x, layout.batch, layout.num_graphs)
         elif self.has_norm:
             x = self.norms[i](x)
         if self.act is not None and not self.act_first:
             if type(self.act) is torch.nn.ReLU:
-                # What a norm has made is nobody else's.
-                own = x is not before
+                # Nobody but the next layer sees what batch normalisation has made.
+                own = self.has_norm and _is_private(self.norms[i])
                 return relu_dropout(x, dropout, self.training, inplace=own)
             x = self.act(x)
         return drop(x, dropout, self.training)
+
+
+def _is_private(norm: torch.nn.Module) -> bool:
+    """Whether the output of a norm may be changed: its backward does not need it, and
+    there are no hooks that may hold on to it.
+    """
+    return type(norm) is BatchNorm and not any(
+        module._forward_hooks for module in norm.modules()
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..checks import check_at_least
 from ..graphs import (
     Affinity,
     DenseFactor,
@@ -27,7 +28,6 @@ from ..graphs import (
 )
 from ..ops.layout import Layout
 from .anchors import Anchors
-from .checks import check_at_least
 from .similarity import Metric, WeightedCosine
 
 __all__ = ['BACKENDS', 'GraphLearner']
@@ -78,14 +78,15 @@ class GraphLearner(Module):
         check_at_least('epsilon', epsilon, 0)
         if top_k is not None:
             check_at_least('top_k', top_k, 1, integer=True)
-        if backend not in BACKENDS:
-            raise ValueError(
-                f"Expected 'backend' to be one of {list(BACKENDS)} (got '{backend}')"
+        if not isinstance(metric, Metric):
+            raise TypeError(
+                f"Expected 'metric' to be a 'Metric' (got {metric!r}); "
+                f"'metric_resolver' makes one of a name or a module"
             )
         self.metric = metric
         self.epsilon = epsilon
         self.top_k = top_k
-        self.backend = backend
+        self.backend = _checked_backend(backend)
         if backend == 'low_rank':
             self._check_low_rank(nonnegative=True)
 
@@ -118,7 +119,7 @@ class GraphLearner(Module):
                 nonnegative = x.numel() == 0 or bool(x.detach().min() >= 0)
         else:
             layout, nonnegative = x.layout, x.nonnegative
-        backend = backend or self.backend
+        backend = _checked_backend(backend or self.backend)
         raw = self._weighted_factor(x)
         if backend == 'auto':
             backend = self.choose_backend(x, layout, anchors, nonnegative)
@@ -173,8 +174,7 @@ class GraphLearner(Module):
         if exact and factored:
             return 'low_rank'
         cols = layout if anchors is None else anchors.layout
-        pairs = zip(layout.sizes, cols.sizes, strict=True)
-        entries = sum(n * s for n, s in pairs)
+        entries = layout.num_padded * cols.max_size
         if anchors is None and entries <= _DENSE_NODE_ENTRIES:
             return 'dense'
         if anchors is None and layout.max_size >= _LARGE_GRAPH:
@@ -240,6 +240,14 @@ class GraphLearner(Module):
             f'{self.__class__.__name__}({self.metric}, epsilon={self.epsilon}, '
             f'top_k={self.top_k})'
         )
+
+
+def _checked_backend(backend: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"Expected 'backend' to be one of {list(BACKENDS)} (got {backend!r})"
+        )
+    return backend
 
 
 def _warn_quadratic(num_nodes: int) -> None:

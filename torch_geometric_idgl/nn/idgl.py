@@ -10,6 +10,12 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
+from ..checks import (
+    check_at_least,
+    check_features,
+    check_probability,
+    check_unit_interval,
+)
 from ..graphs import (
     Affinity,
     AnchorGraph,
@@ -26,14 +32,9 @@ from ..ops.layout import Layout
 from ..ops.numeric import dropout
 from .anchors import Anchors
 from .backbone import Backbone
-from .checks import (
-    check_at_least,
-    check_probability,
-    check_unit_interval,
-)
 from .conv import ConvLike, conv_resolver
 from .graph_learner import GraphLearner
-from .inputs import Inputs, prepare_inputs
+from .inputs import InputCache, Inputs, prepare_inputs
 from .regularization import graph_regularization
 from .similarity import MetricLike, metric_resolver
 from .stopping import still_changing, where_active
@@ -124,11 +125,12 @@ class IDGL(Module):
             (default: :obj:`True`)
         normalize (bool, optional): Whether to normalise the initial graph
             symmetrically. (default: :obj:`True`)
-        cached (bool, optional): Whether to keep what is computed from :obj:`x` and
-            :obj:`edge_index` alone (normalisation, sparse form, validation) after the
-            first call, and ignore these arguments in later ones, as
-            :class:`~torch_geometric.nn.GCNConv` does. Only for a single fixed graph.
-            (default: :obj:`False`)
+        cached (bool, optional): Whether to keep the normalised graph after the first
+            call and ignore :obj:`edge_index`, :obj:`edge_weight` and :obj:`batch` in
+            later ones, as :class:`~torch_geometric.nn.GCNConv` does; and what is
+            computed from :obj:`x` alone (sparse form, validation, kNN graph) for as
+            long as it is the same, unchanged tensor. Only for a single fixed graph. It
+            is not saved with the model. (default: :obj:`False`)
         backend (str, optional): How learned graphs are computed: :obj:`"auto"`,
             :obj:`"dense"`, :obj:`"low_rank"`, :obj:`"tiled"` or :obj:`"sparse"`. All
             give the same results; see
@@ -237,7 +239,7 @@ class IDGL(Module):
             )
             for channels in (in_channels, self.backbone.embedding_channels)
         )
-        self._cache: Inputs | None = None
+        self._cache: InputCache | None = None
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
@@ -459,29 +461,32 @@ class IDGL(Module):
         batch: Tensor | None,
         batch_size: int | None,
     ) -> Inputs:
-        if self.cached and self._cache is not None:
-            known = self._cache.signal
-            if tuple(x.shape) != tuple(known.x.shape):
-                raise ValueError(
-                    f'Expected the cached graph with features of shape '
-                    f'{list(known.x.shape)} (got {list(x.shape)}); use cached=False'
-                )
-            if x.device == known.x.device:
-                return self._cache
-        inputs = prepare_inputs(
-            x,
-            adjacency,
-            weight,
-            batch,
-            batch_size,
-            in_channels=self.in_channels,
-            k=self.k,
-            normalize=self.normalize,
-            add_self_loops=self.add_self_loops,
-        )
-        if self.cached and not inputs.signal.requires_grad:
-            self._cache = inputs
+        dtype = next(self.parameters()).dtype
+        cache = self._cache if self.cached else None
+        if cache is not None and (found := cache.find(x, dtype)) is not None:
+            return found
+        features = check_features(x, self.in_channels, dtype)
+        inputs = None if cache is None else cache.renew(features)
+        if inputs is not None:
+            given = True
+        else:
+            given = adjacency is not None
+            inputs = prepare_inputs(
+                features,
+                adjacency,
+                weight,
+                batch,
+                batch_size,
+                k=self.k,
+                normalize=self.normalize,
+                add_self_loops=self.add_self_loops,
+            )
+        if self.cached:
+            self._cache = InputCache.of(inputs, x, given) or cache
         return inputs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_cache': None}  # it is large, and quickly made
 
     def __repr__(self) -> str:
         return (

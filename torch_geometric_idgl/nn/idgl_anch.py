@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_at_least, check_unit_interval
 from ..graphs import (
     Affinity,
     AnchorGraph,
@@ -18,7 +19,6 @@ from ..graphs import (
 )
 from ..ops.layout import Layout
 from .anchors import Anchors, given_anchors, sample_anchors
-from .checks import check_at_least, check_unit_interval
 from .idgl import IDGL
 
 __all__ = ['IDGLAnch']
@@ -83,6 +83,7 @@ class IDGLAnch(IDGL):
             **kwargs,
         )
         check_at_least('num_anchors', num_anchors, 1, integer=True)
+        check_at_least('anchor_seed', anchor_seed, 0, integer=True)
         if anchor_ratio is not None:
             check_unit_interval('anchor_ratio', anchor_ratio, open_left=True)
         choices = ('resample', 'seeded', 'fixed')

@@ -10,6 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import coalesce, is_torch_sparse_tensor
 
+from ..checks import check_nodes
 from ..graphs import Signal, SparseGraph
 from ..ops.knn import knn_graph
 from ..ops.layout import Layout
@@ -36,6 +37,7 @@ def edges_from_adjacency(
         if not isinstance(adjacency, EdgeIndex):  # torch_sparse.SparseTensor
             _check_square(tuple(adjacency.sizes()), num_nodes, weight)
             row, col, value = adjacency.coo()
+            value = None if value is None else _as_weight(value)
             return _checked(torch.stack([col, row]), value, num_nodes)
     if not isinstance(adjacency, Tensor):
         raise TypeError(
@@ -45,7 +47,7 @@ def edges_from_adjacency(
     if is_torch_sparse_tensor(adjacency):
         _check_square(tuple(adjacency.shape), num_nodes, weight)
         coo = adjacency.to_sparse_coo().coalesce()
-        return _checked(coo.indices().flip(0), coo.values(), num_nodes)
+        return _checked(coo.indices().flip(0), _as_weight(coo.values()), num_nodes)
     if isinstance(adjacency, EdgeIndex):
         adjacency = adjacency.as_tensor()
     return _checked(adjacency, weight, num_nodes)
@@ -66,6 +68,11 @@ def _check_square(
         )
 
 
+def _as_weight(value: Tensor) -> Tensor:
+    """The entries of a sparse adjacency, which may well be whole numbers."""
+    return value if value.is_floating_point() else value.to(torch.get_default_dtype())
+
+
 def _checked(
     edge_index: Tensor, weight: Tensor | None, num_nodes: int
 ) -> tuple[Tensor, Tensor | None]:
@@ -79,13 +86,7 @@ def _checked(
             f"Expected 'edge_index' to be of type torch.long (got {edge_index.dtype})"
         )
     edge_index = edge_index.long()
-    if edge_index.numel():
-        low, high = (int(bound) for bound in edge_index.aminmax())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"Expected 'edge_index' to hold nodes from 0 to {num_nodes - 1}, as "
-                f"'x' has {num_nodes} rows (got {low} to {high})"
-            )
+    check_nodes(edge_index, num_nodes)
     if weight is None:
         return edge_index, None
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -150,7 +151,8 @@ def knn_initial_graph(signal: Signal, k: int) -> SparseGraph:
     x = signal.x
     if isinstance(x, SparseMatrix):
         pattern = x.pattern
-        x = torch.sparse_csr_tensor(pattern.rowptr, pattern.col, x.value, x.shape)
+        parts = (pattern.rowptr, pattern.col, x.value)
+        x = torch.sparse_csr_tensor(*parts, x.shape, check_invariants=False)
     batch = None if layout.num_graphs == 1 else layout.batch
     centre, neighbour = knn_graph(x.detach(), k, batch)
     sizes = torch.tensor(layout.sizes, device=layout.device).clamp(min=1, max=k)

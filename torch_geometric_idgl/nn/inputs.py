@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..checks import check_batch
 from ..graphs import Signal, SparseGraph
 from ..ops.features import to_features
 from ..ops.layout import Layout
-from .checks import check_batch, check_features
 from .initial_graph import edges_from_adjacency, given_graph, knn_initial_graph
 
-__all__ = ['Inputs', 'prepare_inputs']
+__all__ = ['InputCache', 'Inputs', 'prepare_inputs']
 
 
 class Inputs(NamedTuple):
@@ -22,6 +24,52 @@ class Inputs(NamedTuple):
     initial: SparseGraph
 
 
+@dataclass(frozen=True)
+class InputCache:
+    """What a call leaves for later ones: its graph, and what it has made of its
+    features, for as long as they are the same tensor and unchanged.
+    """
+
+    initial: SparseGraph
+    given: bool  # whether there was a graph: a kNN graph is one of the features
+    num_features: int
+    x: Tensor | None = None
+    version: int = 0
+    signal: Signal | None = None
+
+    @classmethod
+    def of(cls, inputs: Inputs, x: Tensor, given: bool) -> InputCache | None:
+        """Nothing is kept that gradients go through, or that never can have any."""
+        signal, initial = inputs
+        if initial.value.requires_grad or initial.value.is_inference():
+            return None
+        if x.requires_grad or x.is_inference():
+            return cls(initial, given, signal.num_features) if given else None
+        return cls(initial, given, signal.num_features, x, x._version, signal)
+
+    def find(self, x: Any, dtype: torch.dtype) -> Inputs | None:
+        """The inputs of the same features."""
+        if self.x is None or x is not self.x or self.x._version != self.version:
+            return None
+        if self.signal is None or self.initial.dtype != dtype:
+            return None
+        return Inputs(self.signal, self.initial)
+
+    def renew(self, x: Tensor) -> Inputs | None:
+        """Other features on the same graph, if that does not depend on them."""
+        initial = self.initial
+        shape = (initial.rows.num_rows, self.num_features)
+        if tuple(x.shape) != shape:
+            raise ValueError(
+                f'Expected the cached graph with features of shape {list(shape)} '
+                f'(got {list(x.shape)}); use cached=False'
+            )
+        same = initial.dtype == x.dtype and initial.value.device == x.device
+        if not self.given or not same:
+            return None
+        return Inputs(Signal(to_features(x), initial.rows), initial)
+
+
 def prepare_inputs(
     x: Tensor,
     adjacency: Any,
@@ -29,13 +77,11 @@ def prepare_inputs(
     batch: Tensor | None,
     batch_size: int | None,
     *,
-    in_channels: int,
     k: int,
     normalize: bool,
     add_self_loops: bool,
 ) -> Inputs:
-    """Check the arguments of a forward pass, and normalise or build the graph."""
-    check_features(x, in_channels)
+    """Normalise or build the graph of checked features."""
     if adjacency is None and weight is not None:
         raise ValueError("Expected 'edge_index' beside 'edge_weight' (got none)")
     if batch is not None:

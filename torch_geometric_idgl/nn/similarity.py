@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ..checks import check_at_least
 from ..ops.cosine import weighted_unit_vectors
 from ..ops.features import Features, matmul
 from ..ops.numeric import safe_rsqrt
@@ -89,6 +90,8 @@ class WeightedCosine(Metric):
 
     def __init__(self, in_channels: int, heads: int = 4) -> None:
         super().__init__()
+        check_at_least('in_channels', in_channels, 1, integer=True)
+        check_at_least('heads', heads, 1, integer=True)
         self.in_channels = in_channels
         self.heads = heads
         self.weight = Parameter(torch.empty(heads, in_channels))
@@ -113,9 +116,15 @@ class Cosine(Metric):
 
     .. math::
         s_{ij} = \cos(\mathbf{v}_i, \mathbf{v}_j)
+
+    Args:
+        in_channels (int, optional): Not needed. (default: :obj:`None`)
     """
 
     inner_product = True
+
+    def __init__(self, in_channels: int | None = None) -> None:
+        super().__init__()
 
     def embed(self, x: Features) -> Tensor:
         dense = x.to_dense() if isinstance(x, SparseMatrix) else x
@@ -146,7 +155,10 @@ class RBF(Metric):
         self, in_channels: int, out_channels: int = 16, bandwidth: float = 1.0
     ) -> None:
         super().__init__()
-        if bandwidth <= 0:
+        check_at_least('in_channels', in_channels, 1, integer=True)
+        check_at_least('out_channels', out_channels, 1, integer=True)
+        check_at_least('bandwidth', bandwidth, 0)
+        if bandwidth == 0:
             raise ValueError(f"Expected 'bandwidth' to be positive (got {bandwidth})")
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -193,6 +205,9 @@ class Attention(Metric):
         self, in_channels: int, out_channels: int = 16, heads: int = 4
     ) -> None:
         super().__init__()
+        check_at_least('in_channels', in_channels, 1, integer=True)
+        check_at_least('out_channels', out_channels, 1, integer=True)
+        check_at_least('heads', heads, 1, integer=True)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -285,5 +300,12 @@ def metric_resolver(metric: MetricLike, in_channels: int, heads: int) -> Metric:
         raise TypeError(
             f"Expected 'metric' to give a 'torch.nn.Module' "
             f"(got '{type(module).__name__}')"
+        )
+    own = getattr(module, 'in_channels', in_channels)
+    if own != in_channels:
+        raise ValueError(
+            f"Expected 'metric' to take {in_channels} channels: one metric compares "
+            f'features, another embeddings (got {module}, which takes {own}); give a '
+            f'function of the channels, such as its class'
         )
     return module if isinstance(module, Metric) else CustomMetric(module)

@@ -62,7 +62,8 @@ class Trace:
         r"""The stopping value of each refinement, of shape :obj:`[B]`: the change
         relative to :math:`\|\mathbf{A}^{(1)}\|_F^2` for IDGL, to
         :math:`\|\mathbf{R}^{(t)}\|_F^2` for IDGL-Anch. NaN for graphs that had
-        stopped before.
+        stopped before. Without a tolerance (:obj:`tol=None`) nothing is compared, and
+        there are none.
         """
         return [
             torch.where(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 __all__ = ['Layout']
 
+_RAGGED = 8
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -74,6 +76,18 @@ class Layout:
         """Whether all graphs have the same size, so that padding is a view."""
         return min(self.sizes) == self.max_size
 
+    @property
+    def num_padded(self) -> int:
+        """The number of rows of the padded matrix."""
+        return self.num_graphs * self.max_size
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether most of the padded matrix would be padding, so that graphs are better
+        taken one by one.
+        """
+        return self.num_padded > _RAGGED * max(self.num_rows, 1)
+
     @cached_property
     def slot(self) -> Tensor:
         """The place of each row in the padded, flattened matrix."""
@@ -84,9 +98,7 @@ class Layout:
     @cached_property
     def mask(self) -> Tensor:
         """Which padded places hold a row, of shape :obj:`[B, N]`."""
-        mask = torch.zeros(
-            self.num_graphs * self.max_size, dtype=torch.bool, device=self.device
-        )
+        mask = torch.zeros(self.num_padded, dtype=torch.bool, device=self.device)
         mask[self.slot] = True
         return mask.view(self.num_graphs, self.max_size)
 
@@ -94,14 +106,18 @@ class Layout:
         """From :obj:`[n, f]` to :obj:`[B, N, f]`, zeros in the padding."""
         if self.is_regular:
             return rows.reshape(self.num_graphs, self.max_size, *rows.shape[1:])
-        padded = rows.new_zeros(self.num_graphs * self.max_size, *rows.shape[1:])
+        padded = rows.new_zeros(self.num_padded, *rows.shape[1:])
         padded = padded.index_copy(0, self.slot, rows)
         return padded.view(self.num_graphs, self.max_size, *rows.shape[1:])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """From :obj:`[B, N, f]` to :obj:`[n, f]`, dropping the padding."""
-        flat = padded.reshape(-1, *padded.shape[2:])
+        flat = padded.flatten(0, 1)
         return flat if self.is_regular else flat[self.slot]
+
+    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The rows of each graph."""
+        return rows.split(self.sizes)
 
     def per_row(self, total: Tensor, weight: float = 1.0, power: int = 1) -> Tensor:
         r""":math:`w \, t / n^p`, for a value :math:`t` of each graph."""

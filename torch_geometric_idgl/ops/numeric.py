@@ -22,25 +22,32 @@ _STEPS = 1 << 16  # of the probabilities of `dropout`
 TINY = 1e-12  # the released code clamps sums here before dividing and in logs
 
 
+def _tiny(x: Tensor, power: int = 1) -> float:
+    """That power of it, but no number that half precision would round to zero or
+    invert to infinity.
+    """
+    return max(TINY**power, torch.finfo(x.dtype).tiny)
+
+
 def safe_reciprocal(x: Tensor) -> Tensor:
     r""":math:`1 / x` where :math:`x` is positive, zero with zero gradient elsewhere.
 
     A row that sparsification has emptied has degree zero; its normalised row is zero,
     not NaN.
     """
-    return x.masked_fill(x <= TINY, torch.inf).reciprocal()
+    return x.masked_fill(x <= _tiny(x), torch.inf).reciprocal()
 
 
 def safe_rsqrt(x: Tensor) -> Tensor:
     r""":math:`x^{-1/2}` where :math:`x` is positive, zero with zero gradient
     elsewhere.
     """
-    return x.masked_fill(x <= TINY * TINY, torch.inf).rsqrt()
+    return x.masked_fill(x <= _tiny(x, 2), torch.inf).rsqrt()
 
 
 def safe_log(x: Tensor) -> Tensor:
     r""":math:`\log(\max(x, 10^{-12}))`, with zero gradient where it is clamped."""
-    return x.clamp(min=TINY).log()
+    return x.clamp(min=_tiny(x)).log()
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:

@@ -12,6 +12,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import cumsum
 
+from torch_geometric_idgl.checks import check_at_least
 from torch_geometric_idgl.graphs import AnchorGraph, GraphOperator
 from torch_geometric_idgl.nn import IDGL, IDGLAnch, Trace
 
@@ -63,9 +64,10 @@ class LearnGraph(BaseTransform):
             raise ValueError(
                 f"Expected 'kind' to be one of 'mixed', 'learned' (got {kind!r})"
             )
-        for name, value in [('top_k', top_k), ('max_edges', max_edges)]:
-            if value is not None and value < 1:
-                raise ValueError(f"Expected '{name}' to be positive (got {value})")
+        check_at_least('min_weight', min_weight, 0)
+        check_at_least('max_edges', max_edges, 1, integer=True)
+        if top_k is not None:
+            check_at_least('top_k', top_k, 1, integer=True)
         self.model = model
         self.kind = kind
         self.min_weight = min_weight

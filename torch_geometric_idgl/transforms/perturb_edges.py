@@ -9,6 +9,11 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import cumsum
 
+from torch_geometric_idgl.checks import (
+    check_at_least,
+    check_nodes,
+    check_unit_interval,
+)
 from torch_geometric_idgl.ops.knn import graph_bounds
 
 from ._edges import check_data, edge_attrs, set_edges
@@ -49,11 +54,10 @@ class PerturbEdges(BaseTransform):
         add: float = 0.0,
         seed: int | None = None,
     ) -> None:
-        for name, p in [('delete', delete), ('add', add)]:
-            if not 0.0 <= p <= 1.0:
-                raise ValueError(
-                    f"Expected '{name}' to be a probability in [0, 1] (got {p})"
-                )
+        check_unit_interval('delete', delete)
+        check_unit_interval('add', add)
+        if seed is not None:
+            check_at_least('seed', seed, 0, integer=True)
         self.delete = delete
         self.add = add
         self.seed = seed
@@ -75,6 +79,7 @@ class PerturbEdges(BaseTransform):
 
         device = data.edge_index.device
         row, col = edge_index = data.edge_index.as_subclass(Tensor).cpu()
+        check_nodes(edge_index, data.num_nodes)
         offset = _pair_offsets(data)
         lower, upper = torch.minimum(row, col), torch.maximum(row, col)
         if bool((upper - lower > offset.diff()[lower]).any()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,18 +13,22 @@ __all__ = [
     'check_at_least',
     'check_batch',
     'check_features',
+    'check_nodes',
     'check_probability',
     'check_unit_interval',
 ]
 
 
 def check_at_least(name: str, value: Any, bound: float, integer: bool = False) -> None:
-    """Raise unless a number is at least a bound (and whole, if asked)."""
+    """Raise unless a finite number is at least a bound (and whole, if asked)."""
     if isinstance(value, bool) or not isinstance(value, Integral if integer else Real):
         kind = 'an integer' if integer else 'a number'
         raise TypeError(f"Expected '{name}' to be {kind} (got {value!r})")
-    if not float(value) >= bound:
-        raise ValueError(f"Expected '{name}' to be at least {bound} (got {value})")
+    if not bound <= float(value) < math.inf:
+        finite = 'finite and ' if value == math.inf else ''
+        raise ValueError(
+            f"Expected '{name}' to be {finite}at least {bound} (got {value})"
+        )
 
 
 def check_unit_interval(name: str, value: Any, open_left: bool = False) -> None:
@@ -44,8 +49,10 @@ def check_probability(name: str, value: Any) -> None:
         raise ValueError(f"Expected '{name}' to be in [0, 1) (got {value})")
 
 
-def check_features(x: Any, in_channels: int) -> None:
-    """Raise unless x is a finite floating-point matrix with the right columns."""
+def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
+    """Raise unless x is a finite matrix with the columns and the number type of the
+    model; mixed precision may have given it another, which is undone.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(
             f"Expected 'x' to be a 'torch.Tensor', 'Data' or 'Batch' "
@@ -62,15 +69,36 @@ def check_features(x: Any, in_channels: int) -> None:
             f"Expected 'x' to have {in_channels} features, as 'in_channels' says "
             f'(got {x.size(1)})'
         )
+    if x.dtype != dtype:
+        if not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"Expected 'x' to be of type {dtype}, as the model's parameters are "
+                f'(got {x.dtype})'
+            )
+        x = x.to(dtype)
     value = x.detach()
     if value.layout != torch.strided:
         value = value.to_sparse_coo().coalesce().values()
-    # A sum is not finite if an entry isn't; only then are entries looked at.
-    if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+    # The norm is not finite if an entry isn't; only then are entries looked at.
+    wide = torch.promote_types(dtype, torch.float)
+    if not torch.isfinite(torch.linalg.vector_norm(value, dtype=wide)):
         bad = int((~torch.isfinite(value)).sum())
-        raise ValueError(
-            f"Expected 'x' to be finite (got {bad} NaN or infinite entries)"
-        )
+        got = f'{bad} NaN or infinite entries'
+        if bad == 0:
+            got = f'up to {float(value.abs().max()):.1e}, too large to square'
+        raise ValueError(f"Expected 'x' to be finite (got {got})")
+    return x
+
+
+def check_nodes(edge_index: Tensor, num_nodes: int) -> None:
+    """Raise unless edges connect nodes that there are."""
+    if edge_index.numel():
+        low, high = (int(bound) for bound in edge_index.aminmax())
+        if low < 0 or high >= num_nodes:
+            raise ValueError(
+                f"Expected 'edge_index' to hold nodes from 0 to {num_nodes - 1}, as "
+                f'there are {num_nodes} (got {low} to {high})'
+            )
 
 
 def check_batch(batch: Any, batch_size: int | None, num_nodes: int) -> None:
@@ -85,6 +113,8 @@ def check_batch(batch: Any, batch_size: int | None, num_nodes: int) -> None:
             f"Expected 'batch' to be of shape [{num_nodes}], one graph for each row of "
             f"'x' (got {list(batch.shape)})"
         )
+    if batch_size is not None:
+        check_at_least('batch_size', batch_size, 0, integer=True)
     if num_nodes == 0:
         return
     if bool((batch.diff() < 0).any()):
