@@ -19,7 +19,7 @@ from torch_geometric_idgl.datasets import load
 
 parser = argparse.ArgumentParser()
 parser.add_argument('--root', default='data', help='holds Planetoid/Cora/raw')
-parser.add_argument('--epochs', type=int, default=500)
+parser.add_argument('--epochs', type=int, default=1000)
 parser.add_argument('--patience', type=int, default=100)
 parser.add_argument('--lr', type=float, default=0.01)
 parser.add_argument('--seed', type=int, default=0)

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,11 @@ def run(*command, root, cwd):
     return result.stdout
 
 
+def scores(stdout):
+    """The numbers that are said to be of the test nodes."""
+    return [float(n) for n in re.findall(r'(?i)test\b[^\n\d]*(\d+\.\d+)', stdout)]
+
+
 def test_every_example_is_run():
     scripts = {path.name for path in EXAMPLES.glob('*.py')}
     assert scripts == {command[0] for command in EMBEDDED + PLANETOID}
@@ -53,18 +59,20 @@ def test_every_example_is_run():
 @pytest.mark.parametrize('command', EMBEDDED, ids=' '.join)
 def test_embedded_example(command, tmp_path):
     stdout = run(*command, root='data', cwd=tmp_path)
-    assert 'test' in stdout.lower()
     if command[0] == 'demo.py':
         for name in ['GCN without a graph', 'GCN on the 24-NN graph', 'IDGL']:
             assert f'\n{name} ' in stdout
         picture = (tmp_path / 'picture.png').read_bytes()
         assert picture.startswith(b'\x89PNG')
+    else:
+        assert scores(stdout) and all(0 < score <= 1 for score in scores(stdout))
 
 
 @pytest.mark.parametrize('command', PLANETOID, ids=' '.join)
 def test_planetoid_example(command, data_root, tmp_path):
     stdout = run(*command, root=data_root, cwd=tmp_path)
     assert 'test accuracy' in stdout.lower()
+    assert all(0 < score <= 1 for score in scores(stdout))
 
 
 def test_missing_data_is_named(tmp_path):

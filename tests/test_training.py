@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN
 
 from torch_geometric_idgl.nn import IDGL, IDGLAnch
-from torch_geometric_idgl.training import FitRecord, accuracy, fit, run_seeds
+from torch_geometric_idgl.training import FitRecord, accuracy, fit, loop, run_seeds
 
 QUIET = {'progress': False}
 
@@ -168,16 +168,41 @@ def test_fit_regression():
     seed_everything(0)
     data = make_data()
     data.y = data.x[:, :1].clone()
-    model = GCN(6, 8, num_layers=1, out_channels=1)
+    model = GCN(6, 8, num_layers=2, out_channels=1)
+
+    def score(out, y):
+        return -float((out - y).abs().mean())
+
     record = fit(
         model,
         data,
         loss_fn=F.mse_loss,
-        score_fn=lambda out, y: -float((out - y).abs().mean()),
-        max_epochs=5,
+        score_fn=score,
+        max_epochs=100,
+        history=True,
         **QUIET,
     )
-    assert record.val_score < 0
+    with torch.no_grad():
+        out = model.eval()(data.x, data.edge_index)[data.val_mask]
+    y = data.y[data.val_mask]
+    assert record.val_score == pytest.approx(score(out, y))
+    assert record.val_loss == pytest.approx(float(F.mse_loss(out, y)))
+    assert record.val_loss < 0.5 * record.history[0]['val_loss']
+
+
+def test_bar_ends_where_patience_ends(monkeypatch):
+    totals = []
+
+    class Bar(loop.tqdm):
+        def update(self, n=1):
+            totals.append(self.total)
+            return super().update(n)
+
+    monkeypatch.setattr(loop, 'tqdm', Bar)
+    seed_everything(0)
+    record = fit(make_gcn(), make_data(), patience=5, max_epochs=200)
+    assert len(totals) == totals[-1] == record.epochs < 200
+    assert totals == sorted(totals) and totals[0] == 6
 
 
 def test_fit_passes_edge_weights():

@@ -124,5 +124,6 @@ def _check_files(name: str, folder: Path, files: list[str]) -> None:
     if missing:
         raise FileNotFoundError(
             f"The '{name}' data is incomplete: {', '.join(missing)} missing. Expected "
-            f"{'this file' if len(missing) == 1 else 'these files'} in '{folder}'"
+            f"{'this file' if len(missing) == 1 else 'these files'} in '{folder}'; "
+            f"'stage_data' puts those of a read-only folder into their places"
         )

@@ -117,7 +117,8 @@ def fit(
             the better. (default: :meth:`accuracy`)
         monitor (str, optional): What to stop on, the dev :obj:`"loss"` or
             :obj:`"score"`. (default: :obj:`"loss"`)
-        progress (bool, optional): If set to :obj:`False`, no progress bar is shown.
+        progress (bool, optional): If set to :obj:`False`, no progress bar is shown. Its
+            end is where patience ends, and moves on with every improvement.
             (default: :obj:`True`)
         checkpoint (str, optional): A file to save the run in, and to continue from if
             it exists. It is removed at the end. (default: :obj:`None`)
@@ -161,12 +162,14 @@ def fit(
             return values['val_loss'] < than['val_loss']
         return values['val_score'] > than['val_score']
 
-    with tqdm(total=max_epochs, initial=state.epoch, disable=not progress) as bar:
-        while state.epoch < max_epochs:
-            epoch, start = state.epoch, time.perf_counter()
-            if state.best is not None and epoch - state.best['epoch'] > patience:
-                break
+    def end() -> int:
+        # Where training stops if nothing improves any more.
+        best = first_phase if state.best is None else state.best['epoch']
+        return min(max_epochs, best + patience + 1)
 
+    with tqdm(total=end(), initial=state.epoch, disable=not progress) as bar:
+        while state.epoch < end():
+            epoch, start = state.epoch, time.perf_counter()
             max_iters = 0 if epoch < first_phase else None
             model.train()
             optimizer.zero_grad()
@@ -191,9 +194,10 @@ def fit(
             state.epoch += 1
             state.seconds += time.perf_counter() - start
 
-            bar.update()
             if not bar.disable:
-                bar.set_postfix(_postfix(values))
+                bar.total = end()
+                bar.set_postfix(_postfix(values), refresh=False)
+            bar.update()
             if path is not None and state.epoch % checkpoint_every == 0:
                 save_checkpoint(path, model, optimizer, settings, vars(state))
             if callback is not None:
