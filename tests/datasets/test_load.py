@@ -104,7 +104,9 @@ def test_load_arxiv_missing_file(arxiv, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError) as e:
         load('ogbn-arxiv', arxiv)
-    assert f"incomplete: {name} missing. Expected this file in '{folder}'" in str(e)
+    assert f"incomplete: {name} missing. Expected this file in '{folder}'" in str(
+        e.value
+    )
     assert not (folder / 'processed').exists()
 
 
@@ -116,7 +118,9 @@ def test_load_arxiv_without_features(data_root):
         pytest.skip('the real ogbn-arxiv data is complete here')
     with pytest.raises(FileNotFoundError) as e:
         load('ogbn-arxiv', data_root)
-    assert f"raw/node-feat.csv.gz missing. Expected this file in '{folder}'" in str(e)
+    assert f"raw/node-feat.csv.gz missing. Expected this file in '{folder}'" in str(
+        e.value
+    )
 
 
 def test_load_without_ogb(arxiv, monkeypatch):
@@ -132,8 +136,8 @@ def test_load_planetoid_missing_files(tmp_path):
         (folder / f'ind.citeseer.{part}').touch()
     with pytest.raises(FileNotFoundError) as e:
         load('citeseer', tmp_path)
-    assert 'ind.citeseer.test.index, ind.citeseer.y missing' in str(e)
-    assert f"these files in '{folder}'" in str(e)
+    assert 'ind.citeseer.test.index, ind.citeseer.y missing' in str(e.value)
+    assert f"these files in '{folder}'" in str(e.value)
 
 
 def test_load_unknown(tmp_path):
