@@ -230,11 +230,15 @@ def update(text: str, tables: dict[str, Table]) -> tuple[str, list]:
     return text, absent
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--results', type=Path, default=RESULTS)
     parser.add_argument('--update', type=Path, help='file with markers to fill')
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
     tables = make_tables(args.results)
     for name, (content, missing) in tables.items():
         print(f'## {name}\n\n{content}\n')

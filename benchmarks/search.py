@@ -225,8 +225,7 @@ def search(
     return rank(finished(), seeds)
 
 
-@explain_errors
-def main(argv: list[str] | None = None) -> int:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--dataset', choices=DATASETS, required=True)
     parser.add_argument('--model', required=True)
@@ -244,6 +243,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not 0 < args.change <= 1:
         parser.error(f'--change must be in (0, 1] (got {args.change})')
+    return args
+
+
+@explain_errors
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
     stage(args)
     ranked = search(
         args.model,

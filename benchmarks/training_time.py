@@ -92,8 +92,7 @@ def time_in_turn(runs: list[Run], args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-@explain_errors
-def main(argv: list[str] | None = None) -> int:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         '--datasets', nargs='+', choices=TIME_DATASETS, default=list(TIME_DATASETS)
@@ -103,7 +102,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--runs', type=positive, default=5, help='number of seeds')
     parser.add_argument('--no-table', action='store_true', help='only time')
     add_options(parser)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+@explain_errors
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
     stage(args)
     runs, code = wanted_runs(args), 0
     if len(runs) == 1:

@@ -1,5 +1,7 @@
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import common
 import node_classification
@@ -578,3 +580,23 @@ def test_training_time_says_what_it_knows(argv, capsys):
     with pytest.raises(SystemExit):
         training_time.main(argv)
     assert 'choose from' in capsys.readouterr().err
+
+
+# What the documentation says
+
+
+SCRIPTS = (node_classification, report, search, training_time)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_documented_commands_are_understood(script):
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    name = Path(script.__file__).name
+    lines = re.findall(rf'python benchmarks/{name}([^#`\n]*)', readme + script.__doc__)
+    commands = [arguments.split() for arguments in lines if arguments.strip()]
+    assert commands
+    for arguments in commands:
+        args = script.parse_args(arguments)
+        if getattr(args, 'model', None):
+            systems.check_supported(System.parse(args.model), args.dataset)
