@@ -8,7 +8,8 @@ import torch
 README = Path(__file__).resolve().parents[1] / 'README.md'
 
 
-def test_readme_snippets():
+def test_readme_snippets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     text = README.read_text(encoding='utf-8')
     snippets = re.findall(r'```python\n(.*?)```', text, flags=re.DOTALL)
