@@ -1,0 +1,108 @@
+"""How anchors are chosen."""
+
+import torch
+from torch_geometric.data import Batch, Data
+
+from tests.nn.common import (
+    assert_close,
+    make_graph,
+    make_model,
+    reference_of,
+)
+from torch_geometric_idgl.nn import IDGL, IDGLAnch
+
+
+def drawn(model, x, edge_index):
+    """The anchors of one forward pass, by what their columns are."""
+    _, trace = model(x, edge_index, return_trace=True, max_iters=0)
+    similar = model.feature_learner.metric(x)
+    columns = trace.first.to_dense().t()
+    return [
+        min(range(x.size(0)), key=lambda j: (similar[:, j] - c).abs().max().item())
+        for c in columns.unbind(0)
+    ]
+
+
+def test_anchor_sampling():
+    x, edge_index = make_graph(20, dtype=torch.float64)
+
+    def draws(mode, train, seeds=(1, 2, 3)):
+        model = make_model(IDGLAnch, num_anchors=5, anchor_sampling=mode).double()
+        model.train(train)
+        out = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            out.append(tuple(drawn(model, x, edge_index)))
+        return out
+
+    for train in (True, False):
+        assert len(set(draws('resample', train))) == 3
+        assert len(set(draws('fixed', train))) == 1
+    assert len(set(draws('seeded', True))) == 3
+    assert len(set(draws('seeded', False))) == 1
+    assert draws('fixed', True)[0] == draws('fixed', False)[0]
+    assert draws('resample', True) == draws('resample', True)
+    for anchors in draws('resample', True):
+        assert len(set(anchors)) == 5  # without replacement
+
+    model = make_model(IDGLAnch, anchor_sampling='fixed', anchor_seed=5).double()
+    other = make_model(IDGLAnch, anchor_sampling='fixed', anchor_seed=6).double()
+    assert drawn(model, x, edge_index) != drawn(other, x, edge_index)
+
+
+def test_seeded_anchors_leave_the_global_generator_alone():
+    x, edge_index = make_graph(20)
+    model = make_model(IDGLAnch, anchor_sampling='fixed').eval()
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    model(x, edge_index)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_number_of_anchors():
+    x, edge_index = make_graph(20)
+    for options, expected in [
+        ({'num_anchors': 7}, 7),
+        ({'num_anchors': 200}, 20),
+        ({'anchor_ratio': 0.5}, 10),
+        ({'anchor_ratio': 0.01}, 1),
+        ({'anchor_ratio': 1.0}, 20),
+        ({}, 20),  # 1,000 by default
+    ]:
+        model = IDGLAnch(6, 8, 2, 3, **options)
+        _, trace = model(x, edge_index, return_trace=True)
+        assert trace.first.shape == (20, expected)
+
+
+def test_anchor_index():
+    x, edge_index = make_graph(dtype=torch.float64)
+    model = make_model(IDGLAnch).double().eval()
+    index = torch.tensor([8, 1, 3])
+    assert drawn(model, x, edge_index) != [8, 1, 3]
+    out, trace = model(x, edge_index, anchor_index=index, return_trace=True)
+    run = reference_of(model, x, trace.initial.to_dense(), index)
+    assert_close(out, run.outs[-1], 1e-9)
+    assert_close(model(x, edge_index, anchor_index=index.int()), out, 1e-9)
+    assert_close(model(x, edge_index, anchor_index=index.flip(0)), out, 1e-9)
+
+
+def test_all_nodes_as_anchors_of_a_batch():
+    graphs = [
+        Data(x=x, edge_index=e) for x, e in (make_graph(5), make_graph(4, seed=1))
+    ]
+    model = IDGLAnch(6, 8, 2, 3).eval()
+    out = model(Batch.from_data_list(graphs))
+    single = torch.cat([model(data) for data in graphs])
+    assert_close(out, single, 1e-4)
+
+
+def test_defaults_of_the_paper():
+    model, anchored = IDGL(6, 8, 2), IDGLAnch(6, 8, 2)
+    assert isinstance(anchored, IDGL)
+    assert (model.tol, model.sparsity) == (4e-5, 0.0)
+    assert (anchored.tol, anchored.sparsity) == (8.5e-5, 0.1)
+    assert anchored.num_anchors == 1000
+    for m in (model, anchored):
+        assert (m.initial_weight, m.update_weight, m.max_iters) == (0.8, 0.1, 10)
+        assert (m.smoothness, m.connectivity, m.k) == (0.2, 0.0, 20)
