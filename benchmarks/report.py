@@ -4,7 +4,7 @@
     python benchmarks/report.py --update README.md
 
 A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
-Cells with fewer than five runs count as missing, and say how many they have.
+Cells say how many runs they have if not five; with fewer they count as missing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def accuracy_cell(
             return f'missing{beside}', False
         return beside.strip() or '–', True
     text = percent([run['test'] for run in runs])
-    if len(runs) < RUNS:
+    if len(runs) != RUNS:
         text += f', {count(runs)}'
     if stale:
         text += ', with other settings'

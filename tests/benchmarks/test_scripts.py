@@ -326,6 +326,11 @@ def test_accuracy_cell():
     assert accuracy_cell(None, None, offered=False) == ('–', True)
     assert accuracy_cell(None, 83.0, offered=True) == ('missing (83.0)', False)
     assert accuracy_cell({'runs': []}, None, offered=True) == ('missing', False)
+    ten = {'runs': [{'test': 0.8}] * 10}
+    assert accuracy_cell(ten, 83.0, offered=True) == (
+        '80.0 ± 0.0, 10 runs (83.0)',
+        True,
+    )
 
 
 def test_report_of_times(tmp_path):
