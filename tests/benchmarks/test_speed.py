@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import speed
+import speed_cases
 
 
 @pytest.mark.parametrize('system', ['idgl', 'idgl-anch'])
 def test_epochs_against_reference_and_gcn(system, tmp_path, monkeypatch):
-    monkeypatch.setitem(speed.SHAPES, 'cora', (60, 100, 32, 3, 0.2))
+    monkeypatch.setitem(speed_cases.SHAPES, 'cora', (60, 100, 32, 3, 0.2))
     case = {'job': 'time', 'data': 'cora', 'system': system, 'root': str(tmp_path)}
-    result = speed.run_case({**case, 'repeats': 1, 'reference': True})
+    result = speed_cases.run_case({**case, 'repeats': 1, 'reference': True})
     assert result['synthetic']
     assert set(result['seconds']) == {'idgl', 'gcn', 'reference'}
     assert all(min(times) > 0 for times in result['seconds'].values())
@@ -21,7 +22,7 @@ def test_epochs_against_reference_and_gcn(system, tmp_path, monkeypatch):
 @pytest.mark.parametrize('kind', ['low-rank', 'anchor', 'tiled'])
 def test_large_cases(kind):
     case = {'job': 'large', 'kind': kind, 'n': 400, 'edges': 2800, 'repeats': 1}
-    result = speed.run_case(case)
+    result = speed_cases.run_case(case)
     assert result['seconds'][0] > 0
     assert result['peak_mb'] >= result['start_mb'] > 0
 
