@@ -2,14 +2,16 @@
 
     python benchmarks/search.py --dataset cora --model gcn --trials 50
     python benchmarks/search.py --dataset cora --model idgl --trials 50 --halve
+    python benchmarks/search.py --dataset cora --model gcn --try 'dropout: 0.8, lr: 0.1'
 
 The first trial is the published setting, the others are drawn from configs/search.yaml:
-all settings anew, or each of them with the probability `--change`. With `--halve`, only
-the better half of the trials goes on to the next seed. Each training run is logged to
-benchmarks/results/search/ and never repeated; the test labels are hidden from it. Wine,
-Cancer and Digits are split as the paper does. The setting with the best mean dev score
-(then the lowest mean dev cross-entropy: the whole loss of IDGL depends on the weights
-of its regularisers) is written to configs/tuned.yaml, for `--settings tuned`.
+all settings anew, or each of them with the probability `--change`; `--try` adds trials
+that are given. With `--halve`, only the better half of the trials goes on to the next
+seed. Each training run is logged to benchmarks/results/search/ and never repeated; the
+test labels are hidden from it. Wine, Cancer and Digits are split as the paper does. Of
+all trials in the log, whichever search they were of, the setting with the best mean dev
+score (then the lowest mean dev cross-entropy: the whole loss of IDGL depends on the
+weights of its regularisers) is written to configs/tuned.yaml, for `--settings tuned`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import argparse
 import json
 import math
 import random
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,9 @@ from common import (
 from node_classification import checkpoint_file, read_results
 from options import add_options, explain_errors, positive, run_options, stage
 from systems import System, load_settings, run
+
+# Settings that a trial may have although the published setting leaves them out.
+OPTIONAL = ('monitor', 'norm', 'backbone', 'input_dropout', 'k')
 
 
 def search_space(base: str, dataset: str) -> dict[str, list]:
@@ -82,9 +89,47 @@ def draw_trials(
     return chosen
 
 
+def add_trials(
+    trials: list[dict], given: Sequence[dict[str, Any]], published: dict[str, Any]
+) -> list[dict]:
+    """Adds the trials that somebody has given to those that were drawn, but for
+    settings that are among them already.
+    """
+    trials = list(trials)
+    for params in given:
+        unknown = sorted({*params} - {*published, *OPTIONAL})
+        if unknown:
+            raise ValueError(
+                f'Expected settings among {", ".join(sorted({*published, *OPTIONAL}))} '
+                f'(got {", ".join(unknown)})'
+            )
+        settings = {**published, **params}
+        if all({**published, **trial} != settings for trial in trials):
+            trials.append(params)
+    return trials
+
+
 def as_key(settings: dict[str, Any]) -> str:
     """The same text for the same settings."""
     return json.dumps(settings, sort_keys=True)
+
+
+def as_text(params: dict[str, Any]) -> str:
+    """Settings on one line, as `--try` takes them."""
+    return yaml.safe_dump(params, default_flow_style=True, width=math.inf).strip()[1:-1]
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """Reads such a line."""
+    try:
+        params = yaml.safe_load('{' + text + '}')
+    except yaml.YAMLError:
+        params = None
+    if not isinstance(params, dict) or not params or None in params.values():
+        raise argparse.ArgumentTypeError(
+            f"expected settings as 'dropout: 0.8, lr: 0.1' (got {text!r})"
+        )
+    return params
 
 
 def read_log(file: Path) -> list[dict[str, Any]]:
@@ -150,25 +195,35 @@ def search(
     seed: int = 0,
     change: float = 1.0,
     halve: bool = False,
+    given: Sequence[dict[str, Any]] = (),
     device='cpu',
     progress: bool = True,
     folder: Path = RESULTS,
 ) -> list[dict[str, Any]]:
-    """Runs what is missing of a search; returns the trials, the best first."""
+    """Runs what is missing of a search; returns all trials that are logged, the best
+    first.
+    """
     system = System.parse(base)
     if system.settings != 'paper' or system.ablation:
         raise ValueError(f"Expected a system without suffixes (got '{base}')")
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
     file = folder / 'search' / f'{dataset}_{base}.jsonl'
     drawn = draw_trials(search_space(base, dataset), trials, seed, change, published)
+    drawn = add_trials(drawn, given, published)
     keys = [as_key({**published, **params}) for params in drawn]
     options = f'--trials {trials} --seeds {seeds}'
+    options += ''.join(f' --try {shlex.quote(as_text(params))}' for params in given)
     options += f' --seed {seed}' * (seed != 0) + f' --change {change}' * (change < 1)
     command = f'python benchmarks/search.py --dataset {dataset} --model {base} '
     command += options + ' --halve' * halve
 
+    def logged() -> list[dict[str, Any]]:
+        return [
+            r for r in read_log(file) if r['settings'] == {**published, **r['params']}
+        ]
+
     def finished() -> list[dict[str, Any]]:
-        return [r for r in read_log(file) if as_key(r['settings']) in keys]
+        return [r for r in logged() if as_key(r['settings']) in keys]
 
     # Of the published setting, finished runs are at hand.
     published_runs = {
@@ -222,7 +277,7 @@ def search(
             ]
             ranked = [number for number in ranked if number in remaining]
             remaining = sorted(ranked[: math.ceil(len(ranked) / 2)])
-    return rank(finished(), seeds)
+    return rank(logged(), seeds)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -237,6 +292,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         '--halve', action='store_true', help='only the better half gets the next seed'
+    )
+    parser.add_argument(
+        '--try',
+        dest='given',
+        type=from_text,
+        action='append',
+        default=[],
+        metavar='SETTINGS',
+        help="a further trial, such as 'dropout: 0.8, lr: 0.1'; may be repeated",
     )
     parser.add_argument('--tuned', type=Path, default=CONFIGS / 'tuned.yaml')
     add_options(parser)
@@ -259,6 +323,7 @@ def main(argv: list[str] | None = None) -> int:
         seed=args.seed,
         change=args.change,
         halve=args.halve,
+        given=args.given,
         **run_options(args),
     )
     rows = [

@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -517,6 +518,39 @@ def test_search_forgets_runs_of_other_published_settings(tmp_path, monkeypatch):
     assert len(files) == 6 and {file.parent.name for file in files} == {'search'}
 
 
+def test_search_tries_what_is_given(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, **kwargs):
+        calls.append(settings['dropout'])
+        return record(dev=settings['dropout'])
+
+    monkeypatch.setattr(search, 'run', fake)
+    tuned = tmp_path / 'tuned.yaml'
+    argv = ['--dataset', 'cora', '--model', 'gcn', '--trials', '1', '--seeds', '1']
+    argv += ['--results', str(tmp_path), '--tuned', str(tuned)]
+    given = ['--try', 'dropout: 0.9, lr: 0.02', '--try', 'dropout: 0.5']
+    assert search.main([*argv, *given]) == 0
+    assert calls == [0.5, 0.9]  # the last is the published setting
+    assert read_yaml(tuned)['gcn']['cora'] == {'dropout': 0.9, 'lr': 0.02}
+    log = search.read_log(tmp_path / 'search' / 'cora_gcn.jsonl')
+    command = shlex.split(log[1]['command'])[2:]
+    assert search.parse_args(command).given == [
+        {'dropout': 0.9, 'lr': 0.02},
+        {'dropout': 0.5},
+    ]
+    # A later search does not forget what an earlier one has found.
+    assert search.main([*argv, '--try', 'dropout: 0.8']) == 0
+    assert calls == [0.5, 0.9, 0.8]
+    assert read_yaml(tuned)['gcn']['cora'] == {'dropout': 0.9, 'lr': 0.02}
+    assert search.main([*argv, '--try', 'droput: 0.8']) == 1
+    assert '(got droput)' in capsys.readouterr().err
+    for text in ['dropout', 'dropout=0.5', '{', '']:
+        with pytest.raises(SystemExit):
+            search.parse_args([*argv, '--try', text])
+        assert f'(got {text!r})' in capsys.readouterr().err
+
+
 def test_search_log_survives_a_cut(tmp_path):
     file = tmp_path / 'log.jsonl'
     search.append_log(file, {'a': 1})
@@ -599,7 +633,7 @@ def test_documented_commands_are_understood(script):
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     name = Path(script.__file__).name
     lines = re.findall(rf'python benchmarks/{name}([^#`\n]*)', readme + script.__doc__)
-    commands = [arguments.split() for arguments in lines if arguments.strip()]
+    commands = [shlex.split(arguments) for arguments in lines if arguments.strip()]
     assert commands
     for arguments in commands:
         args = script.parse_args(arguments)
