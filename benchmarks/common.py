@@ -25,6 +25,9 @@ HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / 'configs'
 RESULTS = HERE / 'results'
 PACKAGES = ('torch', 'torch-geometric', 'numpy', 'scipy', 'scikit-learn')
+# What tells the C library how to treat freed memory.
+ALLOCATOR = ('GLIBC_TUNABLES', 'MALLOC_MMAP_MAX_', 'MALLOC_TRIM_THRESHOLD_')
+ALLOCATOR += ('MALLOC_TOP_PAD_',)
 CODE = ('torch_geometric_idgl', 'benchmarks/*.py', 'benchmarks/baselines')
 
 # The columns of the paper's first table.
@@ -97,12 +100,14 @@ def machine(device: torch.device | str | None = None) -> dict[str, Any]:
     """What a time depends on, without anything that names the machine."""
     device = torch.device(device or default_device())
     cuda = device.type == 'cuda'
-    return {
+    found = {
         'system': f'{platform.system()} {platform.machine()}',
         'cpus': os.cpu_count(),
         'threads': torch.get_num_threads(),
         'device': torch.cuda.get_device_name(device) if cuda else device.type,
     }
+    allocator = {key: os.environ[key] for key in ALLOCATOR if key in os.environ}
+    return {**found, 'environment': allocator} if allocator else found
 
 
 def peak_memory_mb() -> float:

@@ -198,6 +198,14 @@ def test_commit(monkeypatch):
     assert common.commit() == ''  # No git: no commit, and no error.
 
 
+def test_machine_says_how_memory_is_treated(monkeypatch):
+    for name in common.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert 'environment' not in common.machine('cpu')
+    monkeypatch.setenv('MALLOC_MMAP_MAX_', '0')
+    assert common.machine('cpu')['environment'] == {'MALLOC_MMAP_MAX_': '0'}
+
+
 def test_unsupported_pair_is_explained(tmp_path, capsys):
     argv = ['--dataset', 'wine', '--model', 'gcn', '--results', str(tmp_path)]
     assert node_classification.main(argv) == 1
