@@ -71,6 +71,9 @@ def accuracy_table(
                 or content['settings'] != load_settings(system, dataset, drawn)
             )
             text, complete = accuracy_cell(content, figure, offered, stale)
+            if content and system.settings == 'tuned':
+                # A search may find that a model is best without what it is known for.
+                text += ', w/o IL' * (content['settings'].get('max_iters') == 0)
             cells.append(text)
             if not complete:
                 missing.append((system.title, TITLES[dataset]))

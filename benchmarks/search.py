@@ -42,9 +42,6 @@ from node_classification import checkpoint_file, read_results
 from options import add_options, explain_errors, positive, run_options, stage
 from systems import System, load_settings, run
 
-# Settings that a trial may have although the published setting leaves them out.
-OPTIONAL = ('monitor', 'norm', 'backbone', 'input_dropout', 'k')
-
 
 def search_space(base: str, dataset: str) -> dict[str, list]:
     """The values to try of each setting."""
@@ -90,18 +87,25 @@ def draw_trials(
 
 
 def add_trials(
-    trials: list[dict], given: Sequence[dict[str, Any]], published: dict[str, Any]
+    trials: list[dict],
+    given: Sequence[dict[str, Any]],
+    space: dict[str, list],
+    published: dict[str, Any],
 ) -> list[dict]:
     """Adds the trials that somebody has given to those that were drawn, but for
     settings that are among them already.
+
+    What epochs are chosen by is not among what they may change: where it is the dev
+    score, that is a maximum, which no other trial's compares with.
     """
     trials = list(trials)
+    known = {*published, *space} - {'monitor'}
     for params in given:
-        unknown = sorted({*params} - {*published, *OPTIONAL})
+        unknown = sorted({*params} - known)
         if unknown:
             raise ValueError(
-                f'Expected settings among {", ".join(sorted({*published, *OPTIONAL}))} '
-                f'(got {", ".join(unknown)})'
+                f'Expected settings among {", ".join(sorted(known))} (got '
+                f'{", ".join(unknown)})'
             )
         settings = {**published, **params}
         if all({**published, **trial} != settings for trial in trials):
@@ -208,8 +212,9 @@ def search(
         raise ValueError(f"Expected a system without suffixes (got '{base}')")
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
     file = folder / 'search' / f'{dataset}_{base}.jsonl'
-    drawn = draw_trials(search_space(base, dataset), trials, seed, change, published)
-    drawn = add_trials(drawn, given, published)
+    space = search_space(base, dataset)
+    drawn = draw_trials(space, trials, seed, change, published)
+    drawn = add_trials(drawn, given, space, published)
     keys = [as_key({**published, **params}) for params in drawn]
     options = f'--trials {trials} --seeds {seeds}'
     options += ''.join(f' --try {shlex.quote(as_text(params))}' for params in given)
@@ -219,7 +224,10 @@ def search(
 
     def logged() -> list[dict[str, Any]]:
         return [
-            r for r in read_log(file) if r['settings'] == {**published, **r['params']}
+            r
+            for r in read_log(file)
+            if r['settings'] == {**published, **r['params']}
+            and r['settings'].get('monitor') == published.get('monitor')
         ]
 
     def finished() -> list[dict[str, Any]]:

@@ -325,6 +325,14 @@ def test_report(tmp_path):
     assert ('IDGL w/o graph reg.', 'Cora') in missing
 
 
+def test_report_names_tuned_models_that_do_not_iterate(tmp_path):
+    write_result(tmp_path, 'cora', 'idgl-tuned', [0.8] * 5, max_iters=0)
+    write_result(tmp_path, 'citeseer', 'idgl-tuned', [0.7] * 5)
+    markdown, _ = make_tables(tmp_path)['main']
+    assert cell(markdown, 'IDGL (tuned)', 'Cora').endswith(', w/o IL')
+    assert cell(markdown, 'IDGL (tuned)', 'Citeseer') == '70.0 ± 0.0'
+
+
 def test_describe():
     missing = [('A', 'x'), ('B', 'x'), ('B', 'y')]
     assert report.describe(missing) == 'Missing: A: x; B: x, y.'
@@ -553,6 +561,14 @@ def test_search_tries_what_is_given(tmp_path, monkeypatch, capsys):
     assert read_yaml(tuned)['gcn']['cora'] == {'dropout': 0.9, 'lr': 0.02}
     assert search.main([*argv, '--try', 'droput: 0.8']) == 1
     assert '(got droput)' in capsys.readouterr().err
+    assert search.main([*argv, '--try', 'monitor: score']) == 1
+    assert '(got monitor)' in capsys.readouterr().err
+    # Nor is such a trial chosen that is in a log.
+    line = {**log[1], 'params': {'monitor': 'score'}, 'dev': 1.0}
+    line['settings'] = {**load_settings(System('gcn'), 'cora'), 'monitor': 'score'}
+    search.append_log(tmp_path / 'search' / 'cora_gcn.jsonl', line)
+    assert search.main(argv) == 0
+    assert read_yaml(tuned)['gcn']['cora'] == {'dropout': 0.9, 'lr': 0.02}
     for text in ['dropout', 'dropout=0.5', '{', '']:
         with pytest.raises(SystemExit):
             search.parse_args([*argv, '--try', text])
