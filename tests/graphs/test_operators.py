@@ -391,3 +391,31 @@ def test_near_graphs_keep_their_distance_in_single_precision(build, name):
     exact = exact - case.dense(*[leaf.double() for leaf in leaves])
     distance = case.make(*near).sq_dist(case.make(*leaves))
     assert float(distance) == pytest.approx(float(exact.square().sum()), rel=0.1)
+
+
+@every_case
+@pytest.mark.parametrize('before', [None, 'normal_matrix', 'normal_sq_norm'])
+def test_normal_matrix_is_kept_but_never_without_its_gradient(case, before):
+    """Whatever was asked before, and with or without gradients: the same answers, and
+    gradients of affinity and weights.
+    """
+    leaves = [leaf.clone().requires_grad_() for leaf in case.leaves]
+    c = (uniform(case.rows.num_rows, seed=3) + 0.1).requires_grad_()
+    x = case.signal.to_dense()
+    op = case.make(*leaves)
+    with torch.no_grad():
+        op.normal_sq_norm(c)
+    if before is not None:
+        getattr(op, before)(c)
+    actual = op.normal_gram_inner(c, case.signal) + op.normal_sq_norm(c)
+    parts = zip(
+        normal(case, case.dense(*leaves), c), blocks(case.rows, case.cols), strict=True
+    )
+    expected = torch.stack(
+        [(b * (x[j] @ x[j].t()) + b.square()).sum() for b, (_, j) in parts]
+    )
+    torch.testing.assert_close(actual, expected)
+    grads = torch.autograd.grad(actual.sum(), [*leaves, c])
+    wanted = torch.autograd.grad(expected.sum(), [*leaves, c])
+    for grad, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, other)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_at_least
-from ..ops.caching import cached_tensor
+from ..ops.caching import LastTensor, cached_tensor
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern
 from .signal import Signal
@@ -185,6 +185,10 @@ class Affinity(GraphOperator):
     symmetric: bool = False
     inner_rank: int = 2  # which of two operators takes their inner product: the lower
 
+    def __init__(self, rows: Layout, cols: Layout) -> None:
+        super().__init__(rows, cols)
+        self._normal = LastTensor()
+
     @abstractmethod
     def t_matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathbf{A}^{\top} \mathbf{F}`."""
@@ -279,11 +283,9 @@ class Affinity(GraphOperator):
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
         r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}` of each
-        graph, padded: :obj:`[B, S, S]`.
+        graph, padded: :obj:`[B, S, S]`. The last one is kept.
         """
-        dense = self.rows.pad(self._dense_columns())
-        weighted = dense * self.rows.pad(weight).unsqueeze(-1)
-        return weighted.transpose(1, 2) @ dense
+        return self._normal.get(weight, self._make_normal_matrix)
 
     def normal_sq_norm(self, weight: Tensor) -> Tensor:
         """The squared norm of :meth:`normal_matrix`, of each graph."""
@@ -292,8 +294,19 @@ class Affinity(GraphOperator):
     def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
         r""":math:`\langle \mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R},
         \mathbf{X}_U \mathbf{X}_U^{\top} \rangle =
-        \|\mathrm{diag}(\mathbf{c})^{1/2} \mathbf{R} \mathbf{X}_U\|_F^2`.
+        \|\mathrm{diag}(\mathbf{c})^{1/2} \mathbf{R} \mathbf{X}_U\|_F^2`: with the
+        normal matrix, if it is known already.
         """
+        if self._normal.knows(weight) and not signal.requires_grad:
+            return (self.normal_matrix(weight) * signal.gram).sum((1, 2))
+        return self._make_normal_gram_inner(weight, signal)
+
+    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
+        dense = self.rows.pad(self._dense_columns())
+        weighted = dense * self.rows.pad(weight).unsqueeze(-1)
+        return weighted.transpose(1, 2) @ dense
+
+    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
         smooth = self.matmul(signal.to_dense())
         return self.rows.sum(weight * smooth.square().sum(1))
 

@@ -67,7 +67,6 @@ class DenseGraph(Affinity):
         super().__init__(rows, cols)
         self.value = value
         self.symmetric = symmetric
-        self._normal: tuple[Tensor, Tensor] | None = None  # c, R^T diag(c) R
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,24 +95,14 @@ class DenseGraph(Affinity):
             return (self.value * signal.gram).sum((1, 2))
         return super().gram_inner(signal)
 
-    def normal_matrix(self, weight: Tensor) -> Tensor:
-        known = self._normal
-        if known is None or known[0] is not weight:
-            normal = _NormalMatrix.apply(self.value, self.rows.pad(weight))
-            known = self._normal = (weight, normal)
-        return known[1]
+    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
+        return _NormalMatrix.apply(self.value, self.rows.pad(weight))
 
-    def normal_sq_norm(self, weight: Tensor) -> Tensor:
-        return self.normal_matrix(weight).square().sum((1, 2))
-
-    def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        known = self._normal
-        if known is not None and known[0] is weight and not signal.requires_grad:
-            return (known[1] * signal.gram).sum((1, 2))
+    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
         if self.rows.num_graphs == 1 and isinstance(signal.x, SparseMatrix):
             smooth = signal.x.t_matmul(self.value[0].t())  # (R X_U)^T
             return (smooth.square().sum(0) * weight).sum().view(1)
-        return super().normal_gram_inner(weight, signal)
+        return super()._make_normal_gram_inner(weight, signal)
 
     def _dense(self) -> Tensor:
         if self.rows.num_graphs == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.caching import cached_tensor
+from ..ops.caching import LastTensor, cached_tensor
 from ..ops.norms import psd_sq_norm_bounds
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
@@ -46,7 +46,7 @@ class LowRankGraph(Affinity):
         self.inner_rank = 0 if self.factored else 2
         self._observed: tuple[Tensor, Tensor] | None = None
         self._subspace_bounds: dict[int, tuple[Tensor, Tensor]] = {}
-        self._known_middle: tuple[Tensor, Tensor] | None = None  # for which weight
+        self._known_middle = LastTensor()
         super().__init__(self.left.layout, self.right.layout)
 
     @property
@@ -199,11 +199,11 @@ class LowRankGraph(Affinity):
 
     def _middle(self, weight: Tensor) -> Tensor:
         r""":math:`\mathbf{U}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{U}`."""
-        if self._known_middle is None or self._known_middle[0] is not weight:
-            left, _ = self._dense_factors()
-            middle = left.project(weight.unsqueeze(1) * left.value)
-            self._known_middle = (weight, middle)
-        return self._known_middle[1]
+        return self._known_middle.get(weight, self._make_middle)
+
+    def _make_middle(self, weight: Tensor) -> Tensor:
+        left, _ = self._dense_factors()
+        return left.project(weight.unsqueeze(1) * left.value)
 
     def normal_matrix(self, weight: Tensor) -> Tensor:
         if not self.factored:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_at_least
+from ..ops.autograd import first_order
 from ..ops.layout import Layout
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
@@ -16,6 +17,27 @@ from .signal import Signal
 from .sparsify import sparsify
 
 __all__ = ['SparseGraph']
+
+
+class _NormalMatrix(torch.autograd.Function):
+    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}` of a sparse
+    :math:`\mathbf{R}`, one product with it forwards and one backwards.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, value, weight):
+        ctx.matrix = matrix
+        ctx.save_for_backward(value, weight)
+        return matrix.scaled_t_matmul(weight, matrix.to_dense())
+
+    @staticmethod
+    @first_order
+    def backward(ctx, grad):
+        value, weight = ctx.saved_tensors
+        row, col = ctx.matrix.pattern.row, ctx.matrix.pattern.col
+        product = ctx.matrix.matmul(grad + grad.t())[row, col]
+        grad_weight = torch.zeros_like(weight).index_add_(0, row, product * value)
+        return None, product * weight[row], 0.5 * grad_weight
 
 
 class SparseGraph(Affinity):
@@ -132,6 +154,17 @@ class SparseGraph(Affinity):
 
     def gram_inner(self, signal: Signal) -> Tensor:
         return self._graph_sum(self.value * signal.gram_at(self.pattern))
+
+    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
+        if self.rows.num_graphs > 1:
+            return super()._make_normal_matrix(weight)
+        return _NormalMatrix.apply(self._matrix, self.value, weight).unsqueeze(0)
+
+    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
+        one_graph = self.rows.num_graphs == 1 and not signal.requires_grad
+        if one_graph and self.shape[1] <= signal.num_features:
+            return (self.normal_matrix(weight) * signal.gram).sum((1, 2))
+        return super()._make_normal_gram_inner(weight, signal)
 
     def to_edges(
         self, max_edges: int = MAX_EDGES, min_weight: float = 0.0

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-__all__ = ['cached_tensor']
+__all__ = ['LastTensor', 'cached_tensor']
 
 T = TypeVar('T')
 
@@ -33,3 +34,25 @@ class cached_tensor(Generic[T]):
     def __set__(self, instance: Any, value: T) -> tuple[T, bool]:
         known = instance.__dict__[self.name] = (value, torch.is_grad_enabled())
         return known
+
+
+class LastTensor:
+    """What was computed from a tensor last: not computed again from the same one,
+    unless it was done under :func:`torch.no_grad` and gradients are wanted now.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, Tensor, bool] | None = None
+
+    def knows(self, argument: Tensor) -> bool:
+        """Whether nothing needs to be computed."""
+        if self._known is None or self._known[0] is not argument:
+            return False
+        return self._known[2] or not torch.is_grad_enabled()
+
+    def get(self, argument: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """The result for an argument."""
+        if not self.knows(argument):
+            self._known = (argument, compute(argument), torch.is_grad_enabled())
+        assert self._known is not None
+        return self._known[1]
