@@ -180,7 +180,7 @@ def test_answers_and_gradients(case):
     check(case, questions(case))
 
 
-@every_ragged_case
+@parametrize([(name, batch) for name in BUILDERS for batch in ('single', 'ragged')])
 def test_answers_in_small_blocks(case, small_blocks):
     check(case, questions(case))
 

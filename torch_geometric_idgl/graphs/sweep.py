@@ -26,7 +26,7 @@ from .scores import InnerScores, Scores, Tile, half_tiles, tiles
 from .signal import Signal
 from .sparsify import sparsify
 
-__all__ = ['Entries', 'product', 'survey']
+__all__ = ['Entries', 'normal_matrix', 'product', 'survey']
 
 _KEPT_TILE = 1 << 21
 _PASSING_TILE = 1 << 19
@@ -67,6 +67,7 @@ class Entries:
         # What the products of one backward pass leave behind, and which pass that is.
         self._left: list[Tensor] = []
         self._right: list[Tensor] = []
+        self._whole: list[Tensor] = []
         self._task = -1
 
     def tile(self, tile: Tile) -> Tensor:
@@ -141,20 +142,25 @@ class Entries:
 
         What a pass that never reached its end has left behind is dropped.
         """
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._left, self._right, self._task = [], [], task
+        self._begin_pass()
         self._left.append(left)
         self._right.append(right)
 
-    def take_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
+    def leave_whole_gradient(self, grad: Tensor) -> None:
+        """The same for a gradient that is no product of small factors."""
+        self._begin_pass()
+        self._whole.append(grad)
+
+    def _begin_pass(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._left, self._right, self._whole, self._task = [], [], [], task
+
+    def take_gradient(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """What the products of this backward pass have left behind."""
-        taken = (
-            ([], [])
-            if self._task != torch._C._current_graph_task_id()
-            else (self._left, self._right)
-        )
-        self._left, self._right, self._task = [], [], -1
+        self._begin_pass()
+        taken = (self._left, self._right, self._whole)
+        self._left, self._right, self._whole, self._task = [], [], [], -1
         return taken
 
 
@@ -206,7 +212,7 @@ class _Survey(torch.autograd.Function):
     def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, __):
         entries, signal = ctx.entries, ctx.signal
         x, y, *leaves = ctx.saved_tensors
-        left, right = entries.take_gradient()
+        left, right, whole = entries.take_gradient()
         left = torch.cat([grad_out, y, *left], dim=1)
         right = torch.cat([x, grad_t_out, *right], dim=1)
         if entries.halved:  # The gradients of an entry and of its mirror image.
@@ -233,6 +239,8 @@ class _Survey(torch.autograd.Function):
             if y.size(1) and ctx.needs_input_grad[4]:
                 torch.mm(block, grad_t_out[others], out=grad_y[mine])
             grad = left[mine] @ right[others].t()
+            for part in whole:
+                grad += part[mine, others]
             grad.addcmul_(block, 2.0 * grad_norm[tile.graph])
             if signal is not None:
                 grad.addcmul_(signal.gram_tile(*tile), grad_inner[tile.graph])
@@ -298,6 +306,41 @@ class _Product(torch.autograd.Function):
         return None, grad.new_zeros(()), grad_x, None
 
 
+class _NormalMatrix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, entries, token, weight):
+        ctx.entries = entries
+        ctx.save_for_backward(weight)
+        size = entries.scores.cols.num_rows
+        normal = weight.new_zeros(size, size)
+        step = max(256, -(-size // 4))
+        for tile in entries.tiles:
+            rows, _ = entries.scores.slices(tile)
+            block = entries.tile(tile)
+            weighted = block * weight[rows].unsqueeze(1)
+            for start in range(0, size, step):  # the half that is right of them
+                strip = slice(start, start + step)
+                normal[strip, start:].addmm_(weighted[:, strip].t(), block[:, start:])
+        return normal.triu_().add_(normal.triu(1).t())
+
+    @staticmethod
+    @first_order
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        entries = ctx.entries
+        both = grad + grad.t()
+        whole = grad.new_empty(entries.scores.rows.num_rows, both.size(0))
+        grad_weight = torch.empty_like(weight)
+        for tile in entries.tiles:
+            rows, _ = entries.scores.slices(tile)
+            block = entries.tile(tile)
+            part = torch.mm(block, both, out=whole[rows])
+            grad_weight[rows] = 0.5 * torch.einsum('ij,ij->i', part, block)
+            part *= weight[rows].unsqueeze(1)
+        entries.leave_whole_gradient(whole)
+        return None, grad.new_zeros(()), grad_weight
+
+
 @torch.compiler.disable
 def survey(
     entries: Entries,
@@ -318,3 +361,11 @@ def survey(
 def product(entries: Entries, token: Tensor, x: Tensor, transposed: bool) -> Tensor:
     """A further product with the graph, after its :func:`survey`."""
     return _Product.apply(entries, token, x, transposed)
+
+
+@torch.compiler.disable
+def normal_matrix(entries: Entries, token: Tensor, weight: Tensor) -> Tensor:
+    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}` of a single
+    node-anchor affinity, after its :func:`survey`.
+    """
+    return _NormalMatrix.apply(entries, token, weight)

@@ -15,7 +15,7 @@ from .dense import DenseGraph
 from .scores import Scores, tiles
 from .signal import Signal
 from .sparsify import sparsify
-from .sweep import Entries, product, survey
+from .sweep import Entries, normal_matrix, product, survey
 
 __all__ = ['TiledGraph']
 
@@ -174,13 +174,12 @@ class TiledGraph(Affinity):
         value = sparsify(self.scores.dense(), self.entries.epsilon, self.entries.top_k)
         return DenseGraph(value, self.rows, self.cols, self.symmetric)
 
-    def normal_matrix(self, weight: Tensor) -> Tensor:
-        return self._explicit.normal_matrix(weight)
+    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
+        if self.entries.halved or self.rows.num_graphs > 1:
+            return self._explicit.normal_matrix(weight)
+        return normal_matrix(self.entries, self._known.token, weight).unsqueeze(0)
 
-    def normal_sq_norm(self, weight: Tensor) -> Tensor:
-        return self._explicit.normal_sq_norm(weight)
-
-    def normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.requires_grad:
-            return super().normal_gram_inner(weight, signal)
+    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
+        if signal.requires_grad or not signal.is_sparse:
+            return super()._make_normal_gram_inner(weight, signal)
         return self._explicit.normal_gram_inner(weight, signal)
