@@ -162,21 +162,19 @@ class WeightedFactor(Factor):
         return InnerScores(u, v, self.layout, cols).dense()
 
 
-class SelectedFactor(Factor):
-    """The rows of a weighted factor that belong to the anchors."""
+class SelectedFactor(WeightedFactor):
+    """The rows of a weighted factor that belong to the anchors.
+
+    Args:
+        factor (WeightedFactor): The factor of all nodes.
+        index (torch.Tensor): The anchors.
+        layout (Layout): The graphs of the anchors.
+    """
 
     def __init__(self, factor: WeightedFactor, index: Tensor, layout: Layout) -> None:
-        self.factor = factor
         self.index = index
+        self.signal = factor.signal.rows(index, layout)
         self.layout = layout
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.factor.dtype
-
-    def expand(self, coefficient: Tensor) -> Tensor:
-        return self.factor.expand(coefficient)[self.index]
-
-    def project(self, x: Tensor) -> Tensor:
-        rows = x.new_zeros(self.factor.layout.num_rows, x.size(1))
-        return self.factor.project(rows.index_add(0, self.index, x))
+        self.heads = factor.heads
+        self.sq_weight = factor.sq_weight
+        self.scale = factor.scale[index]

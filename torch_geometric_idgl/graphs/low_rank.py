@@ -89,7 +89,7 @@ class LowRankGraph(Affinity):
         return (left.gram * right.gram).sum((1, 2))
 
     def sq_norm_bounds(self, effort: int = 0) -> tuple[Tensor, Tensor]:
-        if self.factored or not self.symmetric:
+        if self.factored:
             return super().sq_norm_bounds()
         if effort == 0:
             return self._sq_norm_bounds
@@ -101,16 +101,16 @@ class LowRankGraph(Affinity):
 
     @cached_tensor
     def _sq_norm_bounds(self) -> tuple[Tensor, Tensor]:
-        # Weighted cosines are at most one, and n |A|^2 >= |A 1|^2 (Cauchy-Schwarz).
+        # Weighted cosines are at most one, and s |R|^2 >= |R 1|^2 (Cauchy-Schwarz).
         degree = self.row_sum()
-        lower = self.rows.sum(degree.square()) / self.rows.count
+        lower = self.rows.sum(degree.square()) / self.cols.count
         return lower, self.rows.sum(degree)
 
     @property
     def _worth_a_subspace(self) -> bool:
         # The list of co-occurring features makes the norm cheap, as few nodes do.
         assert isinstance(self.left, WeightedFactor)
-        large = self.num_nodes >= 4 * max(_SUBSPACES)
+        large = self.symmetric and self.num_nodes >= 4 * max(_SUBSPACES)
         return large and self.rows.num_graphs == 1 and self.left.signal.pairs is None
 
     def _look_at(self, dimension: int) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ class LowRankGraph(Affinity):
 
     def change_from(self, previous: Affinity) -> Change:
         implicit = isinstance(previous, LowRankGraph) and not previous.factored
-        if not (self.factored and implicit and previous.symmetric):
+        if not (self.factored and implicit):
             return super().change_from(previous)
         return Change(self.sq_norm() - 2.0 * self.inner(previous), previous)
 
