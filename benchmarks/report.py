@@ -217,7 +217,7 @@ def describe(missing: list[tuple[str, str]]) -> str:
     for row, column in missing:
         rows.setdefault(row, []).append(column)
     cells = '; '.join(f'{row}: {", ".join(columns)}' for row, columns in rows.items())
-    return f'Missing: {cells}.' if missing else 'Complete.'
+    return f'Missing, or with too few runs: {cells}.' if missing else 'Complete.'
 
 
 def update(text: str, tables: dict[str, Table]) -> tuple[str, list]:

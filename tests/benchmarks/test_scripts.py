@@ -335,7 +335,7 @@ def test_report_names_tuned_models_that_do_not_iterate(tmp_path):
 
 def test_describe():
     missing = [('A', 'x'), ('B', 'x'), ('B', 'y')]
-    assert report.describe(missing) == 'Missing: A: x; B: x, y.'
+    assert report.describe(missing) == 'Missing, or with too few runs: A: x; B: x, y.'
     assert report.describe([]) == 'Complete.'
 
 
@@ -385,7 +385,7 @@ def test_update_readme(tmp_path, capsys):
     assert text.endswith('<!-- /results:main -->\n\nAfter\n')
     assert 'old' not in text
     assert '84.0 ± 0.0 (84.5)' in text
-    assert 'Missing: GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): ' in text
+    assert 'few runs: GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): ' in text
     assert (
         'no markers for: random-splits, ablations, training-time'
         in capsys.readouterr().out
