@@ -9,6 +9,7 @@ from torch_geometric_idgl.ops.numeric import (
     safe_log,
     safe_reciprocal,
     safe_rsqrt,
+    symmetric_product,
 )
 
 
@@ -106,3 +107,12 @@ def test_relu_dropout(inplace, training):
         assert inplace or torch.equal(hidden, before)
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize('batch', [1, 2])
+@pytest.mark.parametrize('size', [0, 1, 256, 257, 600, 1100])
+def test_symmetric_product(batch, size):
+    """In one strip and in several, the last of which may be narrow."""
+    b = torch.randn(batch, 5, size, dtype=torch.float64)
+    a = b * torch.randn(batch, 5, 1, dtype=torch.float64)
+    torch.testing.assert_close(symmetric_product(a, b), a.transpose(1, 2) @ b)

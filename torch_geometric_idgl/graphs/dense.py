@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..ops.autograd import first_order
 from ..ops.layout import Layout
+from ..ops.numeric import symmetric_product
 from ..ops.sparse import SparseMatrix
 from .base import Affinity
 from .signal import Signal
@@ -26,18 +27,8 @@ class _NormalMatrix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value, weight):
-        weighted = value * weight.unsqueeze(-1)
-        size = value.size(2)
-        normal = value.new_empty(value.size(0), size, size)
-        step = max(256, -(-size // 4))
-        for start in range(0, size, step):
-            block = weighted[:, :, start : start + step].transpose(1, 2)
-            product = _matmul(block, value[:, :, start:])
-            normal[:, start : start + step, start:] = product
-            upper = normal[:, start : start + step, start + step :]
-            normal[:, start + step :, start : start + step] = upper.transpose(1, 2)
         ctx.save_for_backward(value, weight)
-        return normal
+        return symmetric_product(value * weight.unsqueeze(-1), value)
 
     @staticmethod
     @first_order

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..ops.autograd import first_order
-from ..ops.numeric import widen
+from ..ops.numeric import symmetric_product, widen
 from .scores import InnerScores, Scores, Tile, half_tiles, tiles
 from .signal import Signal
 from .sparsify import sparsify
@@ -312,16 +312,12 @@ class _NormalMatrix(torch.autograd.Function):
         ctx.entries = entries
         ctx.save_for_backward(weight)
         size = entries.scores.cols.num_rows
-        normal = weight.new_zeros(size, size)
-        step = max(256, -(-size // 4))
+        normal = weight.new_zeros(1, size, size)
         for tile in entries.tiles:
             rows, _ = entries.scores.slices(tile)
-            block = entries.tile(tile)
-            weighted = block * weight[rows].unsqueeze(1)
-            for start in range(0, size, step):  # the half that is right of them
-                strip = slice(start, start + step)
-                normal[strip, start:].addmm_(weighted[:, strip].t(), block[:, start:])
-        return normal.triu_().add_(normal.triu(1).t())
+            block = entries.tile(tile).unsqueeze(0)
+            normal += symmetric_product(block * weight[rows].unsqueeze(1), block)
+        return normal[0]
 
     @staticmethod
     @first_order

@@ -1,4 +1,4 @@
-"""Divisions and logarithms that stay finite, and quick dropout."""
+"""Divisions and logarithms that stay finite, and quick dropout and products."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     'safe_log',
     'safe_reciprocal',
     'safe_rsqrt',
+    'symmetric_product',
     'widen',
 ]
 
@@ -123,3 +124,19 @@ def widen(x: Tensor) -> Tensor:
     width = x.size(1)
     missing = -width % _NARROW if 1 < width < 2 * _NARROW else 0
     return F.pad(x, (0, missing)) if missing else x
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    r""":math:`\mathbf{A}^{\top} \mathbf{B}` of each pair of a batch, known to be
+    symmetric: only one half is multiplied, in strips.
+    """
+    size = b.size(2)
+    out = b.new_empty(b.size(0), size, size)
+    step = max(256, -(-size // 4))
+    for start in range(0, size, step):
+        strip, rest = slice(start, start + step), slice(start + step, None)
+        left, right = a[:, :, strip].transpose(1, 2), b[:, :, start:]
+        # A plain product is faster than a batched one.
+        out[:, strip, start:] = left[0] @ right[0] if len(a) == 1 else left @ right
+        out[:, rest, strip] = out[:, strip, rest].transpose(1, 2)
+    return out
