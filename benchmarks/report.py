@@ -72,8 +72,12 @@ def accuracy_table(
             )
             text, complete = accuracy_cell(content, figure, offered, stale)
             if content and system.settings == 'tuned':
-                # A search may find that a model is best without what it is known for.
-                text += ', w/o IL' * (content['settings'].get('max_iters') == 0)
+                # A search may find that a model is best without what it is known for,
+                # or with other layers.
+                settings = content['settings']
+                text += ', w/o IL' * (settings.get('max_iters') == 0)
+                if backbone := settings.get('backbone'):
+                    text += f', {backbone.upper()} layers'
             cells.append(text)
             if not complete:
                 missing.append((system.title, TITLES[dataset]))

@@ -40,7 +40,7 @@ from common import (
 )
 from node_classification import checkpoint_file, read_results
 from options import add_options, explain_errors, positive, run_options, stage
-from systems import System, load_settings, run
+from systems import System, load_settings, model_options, run
 
 
 def search_space(base: str, dataset: str) -> dict[str, list]:
@@ -89,17 +89,17 @@ def draw_trials(
 def add_trials(
     trials: list[dict],
     given: Sequence[dict[str, Any]],
-    space: dict[str, list],
+    known: set[str],
     published: dict[str, Any],
 ) -> list[dict]:
     """Adds the trials that somebody has given to those that were drawn, but for
-    settings that are among them already.
+    settings that are among them already; they may change what is known.
 
     What epochs are chosen by is not among what they may change: where it is the dev
     score, that is a maximum, which no other trial's compares with.
     """
     trials = list(trials)
-    known = {*published, *space} - {'monitor'}
+    known = known - {'monitor'}
     for params in given:
         unknown = sorted({*params} - known)
         if unknown:
@@ -214,7 +214,8 @@ def search(
     file = folder / 'search' / f'{dataset}_{base}.jsonl'
     space = search_space(base, dataset)
     drawn = draw_trials(space, trials, seed, change, published)
-    drawn = add_trials(drawn, given, space, published)
+    known = {*published, *space, *model_options(base)}
+    drawn = add_trials(drawn, given, known, published)
     keys = [as_key({**published, **params}) for params in drawn]
     options = f'--trials {trials} --seeds {seeds}'
     options += ''.join(f' --try {shlex.quote(as_text(params))}' for params in given)

@@ -6,6 +6,7 @@ found by `search.py`: `idgl`, `idgl-anch-noreg`, `gcn-tuned`.
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,6 +205,18 @@ def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> 
     with replacing(file) as temporary:
         torch.save(data.edge_index, temporary)
     return data
+
+
+def model_options(base: str) -> set[str]:
+    """What may be set of IDGL beside the settings of the paper (such as `backbone`)."""
+    from torch_geometric_idgl import IDGL, IDGLAnch
+
+    if not base.startswith('idgl'):
+        return set()
+    # IDGL-Anch hands what it does not know on to IDGL.
+    models = [IDGL] if base == 'idgl' else [IDGL, IDGLAnch]
+    names = {name for model in models for name in inspect.signature(model).parameters}
+    return names - {'in_channels', 'out_channels', 'cached', 'args', 'kwargs'}
 
 
 def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Module:

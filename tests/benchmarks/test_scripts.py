@@ -325,12 +325,14 @@ def test_report(tmp_path):
     assert ('IDGL w/o graph reg.', 'Cora') in missing
 
 
-def test_report_names_tuned_models_that_do_not_iterate(tmp_path):
+def test_report_names_what_tuned_models_change(tmp_path):
     write_result(tmp_path, 'cora', 'idgl-tuned', [0.8] * 5, max_iters=0)
     write_result(tmp_path, 'citeseer', 'idgl-tuned', [0.7] * 5)
+    write_result(tmp_path, 'pubmed', 'idgl-tuned', [0.7] * 5, backbone='appnp')
     markdown, _ = make_tables(tmp_path)['main']
     assert cell(markdown, 'IDGL (tuned)', 'Cora').endswith(', w/o IL')
     assert cell(markdown, 'IDGL (tuned)', 'Citeseer') == '70.0 ± 0.0'
+    assert cell(markdown, 'IDGL (tuned)', 'Pubmed').endswith(', APPNP layers')
 
 
 def test_describe():
@@ -574,6 +576,26 @@ def test_search_tries_what_is_given(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             search.parse_args([*argv, '--try', text])
         assert f'(got {text!r})' in capsys.readouterr().err
+
+
+def test_search_tries_arguments_of_the_model(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, **kwargs):
+        calls.append(settings.get('backbone'))
+        return record()
+
+    monkeypatch.setattr(search, 'run', fake)
+    argv = ['--dataset', 'cora', '--trials', '1', '--seeds', '1']
+    argv += ['--results', str(tmp_path), '--tuned', str(tmp_path / 'tuned.yaml')]
+    given = ['--try', 'backbone: appnp']
+    for model in ['idgl', 'idgl-anch']:
+        assert search.main([*argv, '--model', model, *given]) == 0
+    assert calls == [None, 'appnp'] * 2
+    assert search.main([*argv, '--model', 'gcn', *given]) == 1
+    assert '(got backbone)' in capsys.readouterr().err
+    assert search.main([*argv, '--model', 'idgl', '--try', 'in_channels: 3']) == 1
+    assert '(got in_channels)' in capsys.readouterr().err
 
 
 def test_search_log_survives_a_cut(tmp_path):
