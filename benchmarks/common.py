@@ -143,10 +143,13 @@ def percent(values: list[float]) -> str:
     return mean_and_deviation([100.0 * value for value in values])
 
 
-def mean_and_deviation(values: list[float]) -> str:
-    """Formats values as :obj:`mean ± std`; a single one has no deviation."""
+def mean_and_deviation(values: list[float], sign: str = '-') -> str:
+    """Formats values as :obj:`mean ± std`, a single one without a deviation; with
+    :obj:`'+'` every mean has a sign.
+    """
     mean, std = mean_std(values)
-    return f'{mean:.1f} ± {std:.1f}' if len(values) > 1 else f'{mean:.1f}'
+    text = f'{round(mean, 1) + 0.0:{sign}.1f}'
+    return f'{text} ± {std:.1f}' if len(values) > 1 else text
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -1,7 +1,7 @@
 """Turns the results on disk into the tables of the README.
 
     python benchmarks/report.py
-    python benchmarks/report.py --update README.md
+    python benchmarks/report.py --update README.md benchmarks/README.md
 
 A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
 Cells say how many runs they have if not five; with fewer they count as missing.
@@ -29,6 +29,7 @@ from common import (
     table,
 )
 from node_classification import ABLATED, ABLATION_DATASETS, results_file
+from search import as_key, as_text, log_file, read_trials
 from systems import SUPPORTED, System, load_settings
 
 RUNS = 5
@@ -105,9 +106,76 @@ def accuracy_cell(
     return text + beside, len(runs) >= RUNS and not stale
 
 
+def gains_table(folder: Path) -> Table:
+    """What a part of IDGL is worth: the test accuracy with it minus that without, of
+    the same seeds, in points.
+    """
+    parts = {'noil': 'iterating', 'noreg': 'regularisation'}
+    rows, missing = [], []
+    for base in ('idgl', 'idgl-anch'):
+        for ablation, part in parts.items():
+            title, cells = f'{System(base).title}: {part}', []
+            for dataset in ABLATION_DATASETS:
+                whole = scores(dataset, System(base), folder, 'test')
+                rest = scores(dataset, System(base, ablation), folder, 'test')
+                text, complete = gain_cell(whole, rest)
+                cells.append(text)
+                if not complete:
+                    missing.append((title, TITLES[dataset]))
+            rows.append([title, *cells])
+    return table(['', *(TITLES[d] for d in ABLATION_DATASETS)], rows), missing
+
+
+def scores(dataset: str, system: System, folder: Path, key: str) -> dict[int, float]:
+    """Test (or dev) accuracies by seed, on the paper's splits."""
+    file = results_file(dataset, system, folder, paper_splits=dataset in TABLES)
+    content = read_json(file) or {'runs': []}
+    return {run['seed']: run[key] for run in content['runs']}
+
+
+def gain_cell(whole: dict[int, float], rest: dict[int, float]) -> tuple[str, bool]:
+    """The mean and deviation of the differences, and whether there are enough."""
+    gains = [100.0 * (whole[seed] - rest[seed]) for seed in sorted({*whole} & {*rest})]
+    if not gains:
+        return 'missing', False
+    text = mean_and_deviation(gains, sign='+')
+    if len(gains) != RUNS:
+        text += f', {count(gains)}'
+    return text, len(gains) >= RUNS
+
+
 def count(runs: Sized) -> str:
     """How many runs there are."""
     return f'{len(runs)} run{"s" if len(runs) != 1 else ""}'
+
+
+def searches_table(folder: Path) -> Table:
+    """The searches on the dev sets: the settings chosen, and those published with the
+    same seeds.
+    """
+    tuned = read_yaml(CONFIGS / 'tuned.yaml')
+    rows, missing = [], []
+    for base, dataset in [(name, d) for name in TUNED for d in SUPPORTED[name]]:
+        published = load_settings(System(base), dataset, dataset in TABLES)
+        trials: dict[str, dict[int, float]] = {}
+        for run in read_trials(log_file(base, dataset, folder), published):
+            trials.setdefault(as_key(run['settings']), {})[run['seed']] = run['dev']
+        chosen = tuned.get(base, {}).get(dataset)
+        dev = trials.get(as_key({**published, **(chosen or {})}))
+        if chosen is None or dev is None:
+            missing.append((System(base).title, TITLES[dataset]))
+            continue
+        # Of the published setting, runs are at hand that no search had to make.
+        before = scores(dataset, System(base), folder, 'dev')
+        before |= trials.get(as_key(published), {})
+        same = [before[seed] for seed in dev if seed in before]
+        changed = {k: v for k, v in chosen.items() if published.get(k) != v}
+        cells = [System(base).title, TITLES[dataset], str(len(trials)), str(len(dev))]
+        cells += [percent(same) if len(same) == len(dev) else '–']
+        cells += [percent(list(dev.values())), as_text(changed) or 'nothing']
+        rows.append(cells)
+    header = ['', 'data', 'trials', 'seeds', 'dev, published', 'dev, chosen', 'changes']
+    return table(header, rows), missing
 
 
 def time_table(folder: Path) -> Table:
@@ -210,6 +278,8 @@ def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
         'main': accuracy_table(MAIN_ROWS, DATASETS, folder),
         'random-splits': accuracy_table(published, TABLES, folder, paper_splits=False),
         'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
+        'gains': gains_table(folder),
+        'searches': searches_table(folder),
         'training-time': time_table(folder),
         'speed': speed_table(folder),
     }
@@ -240,7 +310,14 @@ def update(text: str, tables: dict[str, Table]) -> tuple[str, list]:
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--results', type=Path, default=RESULTS)
-    parser.add_argument('--update', type=Path, help='file with markers to fill')
+    parser.add_argument(
+        '--update',
+        type=Path,
+        nargs='+',
+        default=[],
+        metavar='FILE',
+        help='files with markers to fill',
+    )
     return parser.parse_args(argv)
 
 
@@ -250,11 +327,14 @@ def main(argv: list[str] | None = None) -> int:
     for name, (content, missing) in tables.items():
         print(f'## {name}\n\n{content}\n')
         print(f'{describe(missing)}\n')
-    if args.update:
-        text, absent = update(args.update.read_text(encoding='utf-8'), tables)
-        args.update.write_text(text, encoding='utf-8')
-        if absent:
-            print(f'{args.update} has no markers for: {", ".join(absent)}')
+    absent = set(tables)
+    for file in args.update:
+        text, without = update(file.read_text(encoding='utf-8'), tables)
+        file.write_text(text, encoding='utf-8')
+        absent &= set(without)
+    if args.update and absent:
+        names = [name for name in tables if name in absent]
+        print(f'No markers anywhere for: {", ".join(names)}')
     return 0
 
 

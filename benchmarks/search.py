@@ -7,11 +7,12 @@
 The first trial is the published setting, the others are drawn from configs/search.yaml:
 all settings anew, or each of them with the probability `--change`; `--try` adds trials
 that are given. With `--halve`, only the better half of the trials goes on to the next
-seed. Each training run is logged to benchmarks/results/search/ and never repeated; the
-test labels are hidden from it. Wine, Cancer and Digits are split as the paper does. Of
-all trials in the log, whichever search they were of, the setting with the best mean dev
-score (then the lowest mean dev cross-entropy: the whole loss of IDGL depends on the
-weights of its regularisers) is written to configs/tuned.yaml, for `--settings tuned`.
+seed (and the published setting, where its runs are there already). Each training run is
+logged to benchmarks/results/search/ and never repeated; the test labels are hidden from
+it. Wine, Cancer and Digits are split as the paper does. Of all trials in the log,
+whichever search they were of, the setting with the best mean dev score (then the lowest
+mean dev cross-entropy: the whole loss of IDGL depends on the weights of its
+regularisers) is written to configs/tuned.yaml, for `--settings tuned`.
 """
 
 from __future__ import annotations
@@ -136,6 +137,11 @@ def from_text(text: str) -> dict[str, Any]:
     return params
 
 
+def log_file(base: str, dataset: str, folder: Path = RESULTS) -> Path:
+    """Where the runs of a search are kept."""
+    return folder / 'search' / f'{dataset}_{base}.jsonl'
+
+
 def read_log(file: Path) -> list[dict[str, Any]]:
     """Reads finished runs; a line cut off by an interruption does not count."""
     records = []
@@ -145,6 +151,16 @@ def read_log(file: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def read_trials(file: Path, published: dict[str, Any]) -> list[dict[str, Any]]:
+    """The finished runs that changed what is published now, epochs chosen alike."""
+    return [
+        r
+        for r in read_log(file)
+        if r['settings'] == {**published, **r['params']}
+        and r['settings'].get('monitor') == published.get('monitor')
+    ]
 
 
 def append_log(file: Path, record: dict[str, Any]) -> None:
@@ -211,7 +227,7 @@ def search(
     if system.settings != 'paper' or system.ablation:
         raise ValueError(f"Expected a system without suffixes (got '{base}')")
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
-    file = folder / 'search' / f'{dataset}_{base}.jsonl'
+    file = log_file(base, dataset, folder)
     space = search_space(base, dataset)
     drawn = draw_trials(space, trials, seed, change, published)
     known = {*published, *space, *model_options(base)}
@@ -223,16 +239,9 @@ def search(
     command = f'python benchmarks/search.py --dataset {dataset} --model {base} '
     command += options + ' --halve' * halve
 
-    def logged() -> list[dict[str, Any]]:
-        return [
-            r
-            for r in read_log(file)
-            if r['settings'] == {**published, **r['params']}
-            and r['settings'].get('monitor') == published.get('monitor')
-        ]
-
     def finished() -> list[dict[str, Any]]:
-        return [r for r in logged() if as_key(r['settings']) in keys]
+        trials = read_trials(file, published)
+        return [r for r in trials if as_key(r['settings']) in keys]
 
     # Of the published setting, finished runs are at hand.
     published_runs = {
@@ -243,7 +252,8 @@ def search(
     remaining = list(range(len(drawn)))
     for run_seed in range(seeds):
         done = {as_key(r['settings']) for r in finished() if r['seed'] == run_seed}
-        for number in remaining:
+        free = [0] if run_seed in published_runs else []
+        for number in sorted({*remaining, *free}):
             if keys[number] in done:
                 continue
             params = drawn[number]
@@ -286,7 +296,7 @@ def search(
             ]
             ranked = [number for number in ranked if number in remaining]
             remaining = sorted(ranked[: math.ceil(len(ranked) / 2)])
-    return rank(logged(), seeds)
+    return rank(read_trials(file, published), seeds)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -325,6 +325,46 @@ def test_report(tmp_path):
     assert ('IDGL w/o graph reg.', 'Cora') in missing
 
 
+def test_report_compares_the_same_seeds(tmp_path):
+    write_result(tmp_path, 'cora', 'idgl', [0.84, 0.86, 0.84, 0.86, 0.84, 0.1])
+    write_result(tmp_path, 'cora', 'idgl-noil', [0.83, 0.83, 0.83, 0.83, 0.84])
+    write_result(tmp_path, 'wine', 'idgl', [0.95, 0.95], paper_splits=True)
+    write_result(tmp_path, 'wine', 'idgl-noreg', [0.96] * 5, paper_splits=True)
+    write_result(tmp_path, 'digits', 'idgl', [0.1], paper_splits=False)
+    write_result(tmp_path, 'digits', 'idgl-noreg', [0.1], paper_splits=True)
+    markdown, missing = make_tables(tmp_path)['gains']
+    assert cell(markdown, 'IDGL: iterating', 'Cora') == '+1.6 ± 1.3'
+    assert ('IDGL: iterating', 'Cora') not in missing
+    assert cell(markdown, 'IDGL: regularisation', 'Wine') == '-1.0 ± 0.0, 2 runs'
+    assert ('IDGL: regularisation', 'Wine') in missing
+    assert cell(markdown, 'IDGL: regularisation', 'Digits') == 'missing'
+    assert cell(markdown, 'IDGL-Anch: iterating', 'Cora') == 'missing'
+
+
+def test_report_lists_searches(tmp_path, monkeypatch):
+    write_result(tmp_path, 'cora', 'gcn', [0.8] * 2)
+    monkeypatch.setattr(search, 'run', lambda *args, **kwargs: record(dev=0.75))
+    options = {'given': [{'lr': 0.5, 'dropout': 0.5}], 'folder': tmp_path}
+    search.search('gcn', 'cora', 'data', 1, 2, **options)
+    monkeypatch.setattr(report, 'CONFIGS', tmp_path)
+    chosen = {'lr': 0.5, 'dropout': load_settings(System('gcn'), 'cora')['dropout']}
+    search.write_winner('gcn', 'cora', chosen, tmp_path / 'tuned.yaml')
+    markdown, missing = report.searches_table(tmp_path)
+    assert cell(markdown, 'GCN', 'data') == 'Cora'
+    assert cell(markdown, 'GCN', 'trials') == cell(markdown, 'GCN', 'seeds') == '2'
+    assert cell(markdown, 'GCN', 'dev, published') == '75.0 ± 0.0'
+    assert cell(markdown, 'GCN', 'dev, chosen') == '75.0 ± 0.0'
+    assert cell(markdown, 'GCN', 'changes') == 'lr: 0.5'
+    assert ('GCN', 'Cora') not in missing and ('GCN', 'Citeseer') in missing
+
+
+def test_mean_and_deviation():
+    assert common.mean_and_deviation([1.0, 2.0]) == '1.5 ± 0.7'
+    assert common.mean_and_deviation([2.0], sign='+') == '+2.0'
+    assert common.mean_and_deviation([-0.01], sign='+') == '+0.0'  # no negative zero
+    assert common.mean_and_deviation([-1.0, -1.0], sign='+') == '-1.0 ± 0.0'
+
+
 def test_report_names_what_tuned_models_change(tmp_path):
     write_result(tmp_path, 'cora', 'idgl-tuned', [0.8] * 5, max_iters=0)
     write_result(tmp_path, 'citeseer', 'idgl-tuned', [0.7] * 5)
@@ -390,9 +430,15 @@ def test_update_readme(tmp_path, capsys):
     cells = 'GCN: Cora, Citeseer, Pubmed, ogbn-arxiv; GCN (tuned): '
     assert f'Missing, or with too few runs: {cells}' in text
     assert (
-        'no markers for: random-splits, ablations, training-time'
+        'No markers anywhere for: random-splits, ablations, gains, searches, tr'
         in capsys.readouterr().out
     )
+    # Tables may be spread over files.
+    other = tmp_path / 'other.md'
+    other.write_text('<!-- results:gains --><!-- /results:gains -->')
+    assert report.main([*argv, str(other)]) == 0
+    assert '| IDGL: iterating ' in other.read_text()
+    assert 'anywhere for: random-splits, ablations, searches, tr' in capsys.readouterr().out
     # Once more changes nothing.
     assert update(text, make_tables(tmp_path))[0] == text
 
@@ -517,6 +563,30 @@ def test_search_knows_the_published_runs(tmp_path, monkeypatch):
         *[(0, 0), (1, 0), (0, 1), (1, 1)]
     ]
     assert 'test' not in {key for line in log for key in line}
+
+
+def test_search_halves_but_for_published_runs(tmp_path, monkeypatch):
+    """The published setting is compared as long as it costs nothing, and does not take
+    the place of another trial.
+    """
+    calls = []
+
+    def fake(system, dataset, seed, root, *, settings, **kwargs):
+        published = settings == load_settings(System('gcn'), 'cora')
+        calls.append(('published' if published else settings['lr'], seed))
+        dev = [0.5, 0.9][seed] if published else 0.5 + settings['lr'] / 10
+        return record(dev=dev, dev_cross_entropy=0.5)
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    run_pair('cora', System('gcn'), 2, str(tmp_path), folder=tmp_path)
+    assert calls == [('published', 0), ('published', 1)]
+    calls.clear()
+    monkeypatch.setattr(search, 'run', fake)
+    given = [{'lr': lr} for lr in (0.1, 0.2, 0.3)]
+    options = {'halve': True, 'given': given, 'folder': tmp_path}
+    ranked = search.search('gcn', 'cora', 'data', 1, 2, **options)
+    assert calls == [(0.1, 0), (0.2, 0), (0.3, 0), (0.2, 1), (0.3, 1)]
+    assert [trial['params'] for trial in ranked] == [{}, {'lr': 0.3}, {'lr': 0.2}]
 
 
 def test_search_forgets_runs_of_other_published_settings(tmp_path, monkeypatch):
@@ -677,9 +747,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_documented_commands_are_understood(script):
-    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    pages = [ROOT / 'README.md', ROOT / 'benchmarks' / 'README.md']
+    text = script.__doc__ + ''.join(page.read_text(encoding='utf-8') for page in pages)
     name = Path(script.__file__).name
-    lines = re.findall(rf'python benchmarks/{name}([^#`\n]*)', readme + script.__doc__)
+    lines = re.findall(rf'python benchmarks/{name}([^#`\n]*)', text)
     commands = [shlex.split(arguments) for arguments in lines if arguments.strip()]
     assert commands
     for arguments in commands:
