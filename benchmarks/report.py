@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sized
 from pathlib import Path
+from typing import Any
 
 from common import (
     CONFIGS,
@@ -66,19 +67,19 @@ def accuracy_table(
             if system.settings == 'tuned':
                 offered &= searched or system.base in TUNED
             drawn = paper_splits and dataset in TABLES
-            content = read_json(results_file(dataset, system, folder, drawn))
+            shown = system
+            if system.settings == 'tuned' and searched:
+                published = load_settings(System(system.base), dataset)
+                if load_settings(system, dataset) == published:
+                    shown = System(system.base)  # the same runs
+            content = read_json(results_file(dataset, shown, folder, drawn))
             stale = content is not None and (
                 (system.settings == 'tuned' and not searched)
                 or content['settings'] != load_settings(system, dataset, drawn)
             )
             text, complete = accuracy_cell(content, figure, offered, stale)
             if content and system.settings == 'tuned':
-                # A search may find that a model is best without what it is known for,
-                # or with other layers.
-                settings = content['settings']
-                text += ', w/o IL' * (settings.get('max_iters') == 0)
-                if backbone := settings.get('backbone'):
-                    text += f', {backbone.upper()} layers'
+                text += remark(content['settings'], changed=shown == system)
             cells.append(text)
             if not complete:
                 missing.append((system.title, TITLES[dataset]))
@@ -104,6 +105,15 @@ def accuracy_cell(
     if stale:
         text += ', with other settings'
     return text + beside, len(runs) >= RUNS and not stale
+
+
+def remark(settings: dict[str, Any], changed: bool) -> str:
+    """What a search has found, if it is not just another set of numbers."""
+    if not changed:
+        return ', as published'
+    text = ', w/o IL' * (settings.get('max_iters') == 0)
+    backbone = settings.get('backbone')
+    return text + (f', {backbone.upper()} layers' if backbone else '')
 
 
 def gains_table(folder: Path) -> Table:

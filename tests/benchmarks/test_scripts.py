@@ -1,6 +1,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -375,6 +376,19 @@ def test_report_names_what_tuned_models_change(tmp_path):
     assert cell(markdown, 'IDGL (tuned)', 'Pubmed').endswith(', APPNP layers')
 
 
+def test_report_knows_searches_that_change_nothing(tmp_path, monkeypatch):
+    write_result(tmp_path, 'wine', 'idgl', [0.9] * 5, paper_splits=True)
+    for name in ['paper.yaml', 'baselines.yaml', 'reported.yaml']:
+        shutil.copy(common.CONFIGS / name, tmp_path)
+    search.write_winner('idgl', 'wine', {}, tmp_path / 'tuned.yaml')
+    for module in (report, systems):
+        monkeypatch.setattr(module, 'CONFIGS', tmp_path)
+    markdown, missing = make_tables(tmp_path)['main']
+    assert cell(markdown, 'IDGL (tuned)', 'Wine') == '90.0 ± 0.0, as published'
+    assert ('IDGL (tuned)', 'Wine') not in missing
+    assert cell(markdown, 'IDGL (tuned)', 'Cora') == 'missing'
+
+
 def test_describe():
     missing = [('A', 'x'), ('B', 'x'), ('B', 'y')]
     assert report.describe(missing) == 'Missing, or with too few runs: A: x; B: x, y.'
@@ -438,7 +452,10 @@ def test_update_readme(tmp_path, capsys):
     other.write_text('<!-- results:gains --><!-- /results:gains -->')
     assert report.main([*argv, str(other)]) == 0
     assert '| IDGL: iterating ' in other.read_text()
-    assert 'anywhere for: random-splits, ablations, searches, tr' in capsys.readouterr().out
+    assert (
+        'anywhere for: random-splits, ablations, searches, tr'
+        in capsys.readouterr().out
+    )
     # Once more changes nothing.
     assert update(text, make_tables(tmp_path))[0] == text
 
