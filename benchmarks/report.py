@@ -137,9 +137,13 @@ def gains_table(folder: Path) -> Table:
 
 
 def scores(dataset: str, system: System, folder: Path, key: str) -> dict[int, float]:
-    """Test (or dev) accuracies by seed, on the paper's splits."""
-    file = results_file(dataset, system, folder, paper_splits=dataset in TABLES)
-    content = read_json(file) or {'runs': []}
+    """Test (or dev) accuracies by seed, on the paper's splits, of the settings that the
+    system has now.
+    """
+    drawn = dataset in TABLES
+    content = read_json(results_file(dataset, system, folder, drawn))
+    if not content or content['settings'] != load_settings(system, dataset, drawn):
+        return {}
     return {run['seed']: run[key] for run in content['runs']}
 
 
@@ -193,9 +197,8 @@ def time_table(folder: Path) -> Table:
     paper's.
     """
     reported = read_yaml(CONFIGS / 'reported.yaml')['seconds']
-    content = read_json(folder / 'training_time.json') or {'runs': []}
     seconds: dict[tuple[str, str], dict[int, float]] = {}
-    for run in content['runs']:
+    for run in timed_runs(folder):
         key = (run['system'], run['dataset'])
         seconds.setdefault(key, {})[run['seed']] = run['seconds']
     rows, missing = [], []
@@ -213,6 +216,16 @@ def time_table(folder: Path) -> Table:
                 missing.append((system.title, TITLES[dataset]))
         rows.append(row)
     return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
+
+
+def timed_runs(folder: Path) -> list[dict[str, Any]]:
+    """The runs that have been timed, with the settings that their systems have now."""
+    content = read_json(folder / 'training_time.json') or {'runs': []}
+    return [
+        run
+        for run in content['runs']
+        if run['settings'] == load_settings(System.parse(run['system']), run['dataset'])
+    ]
 
 
 def time_cell(values: dict[int, float], gcn: dict[int, float]) -> str:

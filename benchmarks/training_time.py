@@ -23,7 +23,7 @@ from options import (
     run_options,
     stage,
 )
-from report import TIME_DATASETS, TIME_ROWS, describe, time_table
+from report import TIME_DATASETS, TIME_ROWS, describe, time_table, timed_runs
 from systems import SUPPORTED, System, load_settings
 
 Run = tuple[str, str, int]  # data set, system, seed
@@ -31,8 +31,8 @@ Run = tuple[str, str, int]  # data set, system, seed
 
 def wanted_runs(args: argparse.Namespace) -> list[Run]:
     """The runs asked for that have not been timed yet, in order."""
-    content = read_json(args.results / 'training_time.json') or {'runs': []}
-    done = {(r['dataset'], r['system'], r['seed']) for r in content['runs']}
+    timed = timed_runs(args.results)
+    done = {(r['dataset'], r['system'], r['seed']) for r in timed}
     runs = [
         (dataset, name, seed)
         for dataset in args.datasets

@@ -313,8 +313,27 @@ def test_fit_rejects_another_checkpoint(tmp_path):
         fit(make_gcn(), make_data(), checkpoint_every=1, callback=kill, **kwargs)
     with pytest.raises(ValueError, match=r"run.pt' to be of a run with .*'lr': 0.5"):
         fit(make_gcn(), make_data(), lr=0.5, **kwargs)
-    with pytest.raises(RuntimeError, match='Missing key'):
+    with pytest.raises(ValueError, match=r"'model': 'IDGL'.*\(got .*'model': 'GCN'"):
         fit(make_idgl(), make_data(), **kwargs)
+
+
+@pytest.mark.parametrize('make', [make_idgl, make_anch])
+def test_fit_rejects_a_checkpoint_of_another_model_or_split(make, tmp_path):
+    def kill(epoch, values):
+        raise Stopped
+
+    kwargs = {'checkpoint': tmp_path / 'run.pt', 'max_epochs': 4, **QUIET}
+    with pytest.raises(Stopped):
+        fit(make(), make_data(), checkpoint_every=1, callback=kill, **kwargs)
+    other = make()
+    other.smoothness = 5.0
+    with pytest.raises(ValueError, match=r"\{'smoothness': 5.0\} \(got .*: 0.2\}"):
+        fit(other, make_data(), **kwargs)
+    data = make_data()
+    data.train_mask, data.test_mask = data.test_mask, data.train_mask
+    with pytest.raises(ValueError, match=r"a run with \{'data': "):
+        fit(make(), data, **kwargs)
+    assert fit(make(), make_data(), **kwargs).epochs == 4
 
 
 def test_checkpoint_is_replaced_at_once(tmp_path, monkeypatch):

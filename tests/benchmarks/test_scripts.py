@@ -331,14 +331,18 @@ def test_report_compares_the_same_seeds(tmp_path):
     write_result(tmp_path, 'cora', 'idgl-noil', [0.83, 0.83, 0.83, 0.83, 0.84])
     write_result(tmp_path, 'wine', 'idgl', [0.95, 0.95], paper_splits=True)
     write_result(tmp_path, 'wine', 'idgl-noreg', [0.96] * 5, paper_splits=True)
+    # Not those of other splits or settings.
     write_result(tmp_path, 'digits', 'idgl', [0.1], paper_splits=False)
     write_result(tmp_path, 'digits', 'idgl-noreg', [0.1], paper_splits=True)
+    write_result(tmp_path, 'citeseer', 'idgl', [0.1])
+    write_result(tmp_path, 'citeseer', 'idgl-noil', [0.1], heads=17)
     markdown, missing = make_tables(tmp_path)['gains']
     assert cell(markdown, 'IDGL: iterating', 'Cora') == '+1.6 ± 1.3'
     assert ('IDGL: iterating', 'Cora') not in missing
     assert cell(markdown, 'IDGL: regularisation', 'Wine') == '-1.0 ± 0.0, 2 runs'
     assert ('IDGL: regularisation', 'Wine') in missing
     assert cell(markdown, 'IDGL: regularisation', 'Digits') == 'missing'
+    assert cell(markdown, 'IDGL: iterating', 'Citeseer') == 'missing'
     assert cell(markdown, 'IDGL-Anch: iterating', 'Cora') == 'missing'
 
 
@@ -407,17 +411,16 @@ def test_accuracy_cell():
 
 
 def test_report_of_times(tmp_path):
-    runs = [
-        {'system': name, 'dataset': 'cora', 'seed': seed, 'seconds': seconds + seed}
-        for name, seconds in [('gcn', 1.5), ('idgl', 19.5)]
-        for seed in range(2)
-    ]
-    # Of other seeds, the time counts, but not for the ratio.
-    runs += [{'system': 'idgl', 'dataset': 'cora', 'seed': 2, 'seconds': 50.0}]
-    runs += [
-        {'system': 'lds', 'dataset': 'cora', 'seed': seed, 'seconds': 100.0}
-        for seed in range(5)
-    ]
+    def timed(name, seed, seconds, **changed):
+        settings = {**load_settings(System.parse(name), 'cora'), **changed}
+        run = {'system': name, 'dataset': 'cora', 'seed': seed, 'seconds': seconds}
+        return {**run, 'settings': settings}
+
+    runs = [timed('gcn', seed, 1.5 + seed) for seed in range(2)]
+    runs += [timed('idgl', seed, 19.5 + seed) for seed in range(2)]
+    # Of other seeds, the time counts, but not for the ratio; of other settings, not.
+    runs += [timed('idgl', 2, 50.0), timed('idgl', 3, 99.0, max_iters=1)]
+    runs += [timed('lds', seed, 100.0) for seed in range(5)]
     common.write_json(tmp_path / 'training_time.json', {'runs': runs})
     markdown, missing = make_tables(tmp_path)['training-time']
     assert cell(markdown, 'GCN', 'Cora') == '2.0 ± 0.7 s, 2 runs (3)'
@@ -604,6 +607,10 @@ def test_search_halves_but_for_published_runs(tmp_path, monkeypatch):
     ranked = search.search('gcn', 'cora', 'data', 1, 2, **options)
     assert calls == [(0.1, 0), (0.2, 0), (0.3, 0), (0.2, 1), (0.3, 1)]
     assert [trial['params'] for trial in ranked] == [{}, {'lr': 0.3}, {'lr': 0.2}]
+    # A trial with fewer seeds does not replace the winner of those.
+    options['given'] = [{'lr': 4.0}]
+    assert search.search('gcn', 'cora', 'data', 1, 1, **options) == ranked
+    assert calls[5:] == [(4.0, 0)]
 
 
 def test_search_forgets_runs_of_other_published_settings(tmp_path, monkeypatch):

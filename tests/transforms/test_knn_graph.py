@@ -1,9 +1,11 @@
 import pytest
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.transforms import RandomLinkSplit
 
+from torch_geometric_idgl import IDGL
 from torch_geometric_idgl.ops.knn import knn_graph
-from torch_geometric_idgl.transforms import CosineKNNGraph
+from torch_geometric_idgl.transforms import CosineKNNGraph, LearnGraph, PerturbEdges
 
 X = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [0.1, 2.0]])
 
@@ -26,6 +28,25 @@ def test_cosine_knn_graph_options():
     assert out.edge_index.tolist() == [[0, 1, 2, 3], [1, 0, 1, 2]]
     out = CosineKNNGraph(k=1, include_self=False, force_undirected=True)(data)
     assert out.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+
+
+def test_pairs_to_predict_are_not_edges():
+    """PyG's splits of edges leave as many labelled pairs as there are edges."""
+    data = Data(x=torch.rand(20, 3), edge_index=torch.randint(20, (2, 40)))
+    split = RandomLinkSplit(is_undirected=True, num_val=0.0, num_test=0.0)
+    data, _, _ = split(data.coalesce())
+    data.edge_label = torch.rand(data.num_edges)
+    data.edge_label_index = torch.randint(20, (2, data.num_edges))
+    data.neg_edge_index = torch.randint(20, (2, data.num_edges))
+    keys = ['edge_label', 'edge_label_index', 'neg_edge_index']
+    for transform in [
+        CosineKNNGraph(k=3),
+        PerturbEdges(delete=0.5),
+        PerturbEdges(add=0.1),
+        LearnGraph(IDGL(3, 4, 2, 2), top_k=3),
+    ]:
+        out = transform(data)
+        assert all(torch.equal(out[key], data[key]) for key in keys)
 
 
 def test_cosine_knn_graph_replaces_edges():

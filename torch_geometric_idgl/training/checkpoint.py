@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 import os
 import random
 from collections.abc import Iterator
@@ -11,14 +13,38 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
 __all__ = [
+    'describe_run',
     'load_checkpoint',
     'replacing',
     'rng_state',
     'save_checkpoint',
     'set_rng_state',
 ]
+
+
+def describe_run(model: torch.nn.Module, data: Data) -> dict[str, Any]:
+    """What another run may have otherwise: the arguments of the model's constructor,
+    as far as it keeps them, and the labels and masks of the data.
+    """
+    names = {
+        name
+        for cls in type(model).__mro__
+        if issubclass(cls, torch.nn.Module) and '__init__' in vars(cls)
+        for name in inspect.signature(cls.__init__).parameters
+    }
+    found: dict[str, Any] = {'model': type(model).__name__}
+    for name in sorted(names):
+        value = getattr(model, name, None)
+        if isinstance(value, (bool, int, float, str)):
+            found[name] = value
+    digest = hashlib.sha256()
+    for key in ['y', 'train_mask', 'val_mask', 'test_mask']:
+        if isinstance(value := data.get(key), torch.Tensor):
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return {**found, 'data': digest.hexdigest()[:16]}
 
 
 def save_checkpoint(
@@ -49,10 +75,13 @@ def load_checkpoint(
     """Restores the state of a run with equal settings, and returns its progress."""
     content = torch.load(path, map_location='cpu', weights_only=True)
     saved = content['settings']
-    if saved != settings:
+    other = [k for k in {**settings, **saved} if saved.get(k) != settings.get(k)]
+    if other:
+        wanted = {key: settings.get(key) for key in other}
+        found = {key: saved.get(key) for key in other}
         raise ValueError(
-            f"Expected the checkpoint '{path}' to be of a run with {settings} (got "
-            f'{saved}). Remove it to start anew'
+            f"Expected the checkpoint '{path}' to be of a run with {wanted} (got "
+            f'{found}). Remove it to start anew'
         )
     model.load_state_dict(content['model'])
     optimizer.load_state_dict(content['optimizer'])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import describe_run, load_checkpoint, save_checkpoint
 
 __all__ = ['FitRecord', 'accuracy', 'fit']
 
@@ -121,7 +121,8 @@ def fit(
             end is where patience ends, and moves on with every improvement.
             (default: :obj:`True`)
         checkpoint (str, optional): A file to save the run in, and to continue from if
-            it exists. It is removed at the end. (default: :obj:`None`)
+            it exists; one of another model, other settings or other labels raises an
+            error. It is removed at the end. (default: :obj:`None`)
         checkpoint_every (int, optional): The number of epochs between two savings.
             (default: :obj:`50`)
         history (bool, optional): If set to :obj:`True`, the record holds the values of
@@ -151,6 +152,7 @@ def fit(
         'first_phase': first_phase,
         'monitor': monitor,
         'history': history,
+        **describe_run(model, data),
     }
     path = None if checkpoint is None else Path(checkpoint)
     state = _Progress()

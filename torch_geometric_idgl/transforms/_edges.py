@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import cumsum
 
 # Sizes may coincide: these are never edge attributes, however many edges there are.
-_NEVER_EDGE_ATTRS = {'x', 'y', 'pos', 'batch', 'ptr'}
+_NEVER_EDGE_ATTRS = {'x', 'y', 'pos', 'batch', 'ptr', 'edge_index'}
 
 
 def check_data(data: Any, *keys: str) -> None:
@@ -34,9 +34,10 @@ def edge_attrs(data: Data) -> dict[str, Tensor]:
     return {
         key: data[key]
         for key in data.keys()
-        if key != 'edge_index'
-        and key not in _NEVER_EDGE_ATTRS
+        if key not in _NEVER_EDGE_ATTRS
         and not key.startswith('edge_index_')
+        and 'edge_label' not in key  # of pairs to predict, not of the edges
+        and not key.endswith('_index')
         and isinstance(data[key], Tensor)
         and data.is_edge_attr(key)
     }
