@@ -153,3 +153,32 @@ def test_sums_leave_remembered_products_alone():
     # A sum that is remembered itself is taken apart.
     outer = Mixture([(1.0, Memoized(Mixture([(2.0, shared)]))), (1.0, own)])
     assert outer.shared_terms() == [(2.0, shared)]
+
+
+def test_terms_of_a_remembered_sum_are_all_shared():
+    case = square_case('dense/inner', 'single')
+    graph = case.make(*case.leaves)
+    inner = Mixture([(0.5, graph), (0.25, Memoized(graph))])
+    found = Mixture([(2.0, Memoized(inner))]).shared_terms()
+    assert [weight for weight, _ in found] == [1.0, 0.5]
+    assert found[0][1] is graph
+
+
+def test_weights_that_cancel():
+    case = square_case('dense/inner', 'single')
+    graph = case.make(*case.leaves)
+    x = uniform(case.rows.num_rows, 2, seed=1)
+    assert not Mixture([(1.0, graph), (-1.0, graph)]).matmul(x).any()
+
+
+def test_remembered_products_have_gradients_where_they_are_wanted():
+    case = square_case('dense/inner', 'single')
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in case.leaves]
+    graph = Memoized(case.make(*leaves))
+    x = uniform(case.rows.num_rows, 2, seed=1)
+    with torch.no_grad():
+        assert not graph.matmul(x).requires_grad
+    assert graph.matmul(x).requires_grad
+    with torch.no_grad():
+        graph.matmul(x)
+    assert graph.matmul(x).requires_grad

@@ -14,7 +14,12 @@ from tests.graphs.cases import (
     uniform,
 )
 from torch_geometric_idgl.graphs import Message, base, scores, signal, sweep
-from torch_geometric_idgl.ops import Pattern, features, sparse
+from torch_geometric_idgl.graphs.factors import DenseFactor
+from torch_geometric_idgl.graphs.low_rank import LowRankGraph
+from torch_geometric_idgl.graphs.scores import InnerScores
+from torch_geometric_idgl.graphs.tiled import TiledGraph
+from torch_geometric_idgl.ops import Layout, Pattern, features, sparse
+from torch_geometric_idgl.ops.caching import cached_tensor
 
 # One of each class, to compare with all the others:
 EMBEDDED = ['dense-eps/inner', 'tiled-eps/inner', 'sparse-eps/inner', 'low_rank/factor']
@@ -419,3 +424,54 @@ def test_normal_matrix_is_kept_but_never_without_its_gradient(case, before):
     wanted = torch.autograd.grad(expected.sum(), [*leaves, c])
     for grad, other in zip(grads, wanted, strict=True):
         torch.testing.assert_close(grad, other)
+
+
+@torch.no_grad()
+def test_distance_of_graphs_with_other_tiles():
+    """A thresholded graph is symmetric, one of the largest entries is not."""
+    u = uniform(7, 3, seed=0)
+    layout = Layout((7,), u.device)
+    halved = TiledGraph(InnerScores(u, None, layout, layout), epsilon=0.3)
+    whole = TiledGraph(InnerScores(u, None, layout, layout), top_k=2)
+    expected = (halved.to_dense() - whole.to_dense()).square().sum()
+    assert expected > 1.0
+    for a, b in [(halved, whole), (whole, halved)]:
+        torch.testing.assert_close(a.sq_dist(b), expected.view(1))
+
+
+def test_equal_layouts_are_one():
+    u = uniform(5, 3, seed=0)
+    layouts = [Layout((5,), u.device) for _ in range(2)]
+    graph = TiledGraph(InnerScores(u, None, *layouts), epsilon=0.1)
+    dense = graph.to_dense()
+    torch.testing.assert_close(graph.col_sum(), dense.sum(0))
+    torch.testing.assert_close(graph.row_sum(), dense.sum(1))
+
+
+@torch.no_grad()
+def test_values_of_no_nodes():
+    u = torch.zeros(0, 3)
+    layout = Layout((0,), u.device)
+    graph = TiledGraph(InnerScores(u, None, layout, layout), epsilon=0.1)
+    pattern = Pattern.from_sorted(*torch.zeros(2, 0, dtype=torch.long), (0, 0))
+    assert graph.values_at(pattern).shape == (0,)
+
+
+def test_a_message_without_gradient_gets_one():
+    u = uniform(6, 3, seed=0)
+    layout = Layout((6,), u.device)
+    for graph in [
+        TiledGraph(InnerScores(u, None, layout, layout), epsilon=0.1),
+        LowRankGraph(DenseFactor(u, layout)),
+    ]:
+        x = uniform(6, 2, seed=1).requires_grad_()
+        with torch.no_grad():
+            graph.observe(Message.of(x), None, None)
+            graph.matmul(x)
+        (grad,) = torch.autograd.grad(graph.matmul(x).sum(), x)
+        expected = graph.to_dense().sum(0).detach()
+        torch.testing.assert_close(grad, expected.unsqueeze(1).expand(-1, 2))
+
+
+def test_caches_can_be_looked_at():
+    assert isinstance(DenseFactor.gram, cached_tensor)

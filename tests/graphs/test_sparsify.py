@@ -55,3 +55,14 @@ def test_padded_batches():
     out = sparsify(scores, 0.1, 2)
     assert torch.equal(out[0], sparsify(scores_of(0), 0.1, 2))
     assert torch.equal(out[1], sparsify(scores_of(1), 0.1, 2))
+
+
+@pytest.mark.parametrize('width', [4, 40, 4000])
+def test_of_equal_entries_the_first_are_kept(width):
+    """Whatever the number of columns, which is that of the largest graph of a batch."""
+    scores = torch.zeros(2, width)
+    scores[0, :4] = torch.tensor([0.5, 0.7, 0.5, 0.5])
+    scores[1, :4] = torch.tensor([0.2, 0.2, 0.2, 0.9])
+    out = sparsify(scores, top_k=2)
+    assert torch.equal(out[:, :4], torch.tensor([[0.5, 0.7, 0, 0], [0.2, 0, 0, 0.9]]))
+    assert not out[:, 4:].any()

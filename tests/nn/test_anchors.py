@@ -1,5 +1,6 @@
 """How anchors are chosen."""
 
+import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
@@ -10,6 +11,8 @@ from tests.nn.common import (
     reference_of,
 )
 from torch_geometric_idgl.nn import IDGL, IDGLAnch
+from torch_geometric_idgl.nn.anchors import sample_anchors
+from torch_geometric_idgl.ops import Layout
 
 
 def drawn(model, x, edge_index):
@@ -106,3 +109,10 @@ def test_defaults_of_the_paper():
     for m in (model, anchored):
         assert (m.initial_weight, m.update_weight, m.max_iters) == (0.8, 0.1, 10)
         assert (m.smoothness, m.connectivity, m.k) == (0.2, 0.0, 20)
+
+
+@pytest.mark.parametrize('ratio, size, count', [(0.07, 100, 7), (0.14, 50, 7)])
+@pytest.mark.parametrize('extra', [0, 1])
+def test_shares_are_rounded_up_but_not_for_rounding_errors(ratio, size, count, extra):
+    nodes = Layout((size + extra,), torch.device('cpu'))
+    assert sample_anchors(nodes, None, ratio).index.numel() == count + extra

@@ -7,6 +7,7 @@ from tests.nn.common import (
     MODELS,
     assert_close,
     assert_same,
+    joint_loss,
     loss_and_gradients,
     make_graph,
     make_model,
@@ -121,3 +122,42 @@ def test_cached_with_gradient_to_features():
     for _ in range(2):
         model(x, make_graph(4, 8)[1]).sum().backward()
     assert x.grad.isfinite().all()
+
+
+def test_features_that_want_gradients_by_now():
+    x, edge_index = make_graph(dtype=torch.float64)
+    cached, plain = (make_model(IDGL, cached=c).double() for c in (True, False))
+    cached(x, edge_index)
+    x.requires_grad_()
+    grads = []
+    for model in (cached, plain):
+        loss, _ = joint_loss(model, x, edge_index)
+        grads.append(torch.autograd.grad(loss, x)[0])
+    assert_close(grads[0], grads[1], 1e-12)
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize('cls', MODELS)
+def test_evaluation_in_inference_mode_leaves_nothing_behind(cls, sparse):
+    x, edge_index = make_graph(dtype=torch.float64)
+    x = x.to_sparse_csr() if sparse else x
+    model = make_model(cls, cached=True, feature_dropout=0.3).double()
+    loss_and_gradients(model, x, edge_index)
+    model.eval()
+    with torch.inference_mode():
+        out = model(x, edge_index)
+    plain = make_model(cls, feature_dropout=0.3).double().eval()
+    actual = loss_and_gradients(model, x, edge_index)
+    assert_same(actual, loss_and_gradients(plain, x, edge_index), 1e-12)
+    assert_close(out, plain(x, edge_index), 1e-12)
+
+
+def test_a_given_graph_is_not_replaced_by_neighbours():
+    x, edge_index = make_graph()
+    model = make_model(IDGL, cached=True)
+    model(x, edge_index)
+    model.double()
+    with pytest.raises(ValueError, match=r"'edge_index' once more.*torch.float32"):
+        model(x.double())
+    expected = model(x.double(), edge_index)
+    assert_close(model(x.double()), expected, 1e-12)

@@ -14,7 +14,7 @@ from tests.nn.common import (
     make_graph,
     make_model,
 )
-from torch_geometric_idgl.nn import IDGLAnch
+from torch_geometric_idgl.nn import IDGL, IDGLAnch
 from torch_geometric_idgl.transforms import LearnGraph
 
 REGULARIZED = {'smoothness': 0.2, 'connectivity': 0.1, 'sparsity': 0.1}
@@ -215,3 +215,76 @@ def test_constant_graphs_stop_at_once(cls):
     _, trace = model(x, edge_index, return_trace=True)
     assert int(trace.num_iters) <= 2
     assert float(trace.deltas[-1]) <= model.tol
+
+
+class Fixed(torch.nn.Module):
+    """A metric without parameters."""
+
+    def forward(self, x, y):
+        return torch.exp(-torch.cdist(x, y))
+
+
+@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
+@pytest.mark.parametrize('case', ['fixed', 'frozen', 'frozen sparse'])
+def test_metrics_with_nothing_to_learn(case, backend):
+    x, edge_index = make_graph(30)
+    metric = Fixed() if case == 'fixed' else 'weighted_cosine'
+    options = {'metric': metric, 'epsilon': 0.4, 'backend': backend, 'max_iters': 2}
+    model = make_model(IDGL, **options)
+    model.feature_learner.requires_grad_(False)
+    x = x.to_sparse_csr() if case == 'frozen sparse' else x
+    loss, _ = joint_loss(model, x, edge_index)
+    loss.backward()
+    assert model.backbone.convs[0].lin.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize('cls', MODELS)
+def test_weights_of_exactly_zero(cls, sparse):
+    x, edge_index = make_graph(12)
+    model = make_model(cls, sparsity=0.1)
+    x = x.to_sparse_csr() if sparse else x
+    with torch.no_grad():
+        model.feature_learner.metric.weight[0, 0] = 0.0
+    loss, _ = joint_loss(model, x, edge_index)
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize('loops', [False, True])
+def test_nodes_without_incoming_weight(loops):
+    x, edge_index = make_graph(8)
+    weight = torch.rand(edge_index.size(1))
+    weight[edge_index[1] == 3] = 0.0
+    weight.requires_grad_()
+    model = make_model(IDGL, add_self_loops=loops)
+    loss, _ = joint_loss(model, x, edge_index, weight)
+    loss.backward()
+    assert weight.grad.isfinite().all() and weight.grad.abs().sum() > 0
+
+
+def test_bfloat16_of_large_dense_features():
+    x = torch.rand(300, 5).bfloat16()
+    for tol in (0.03, 0.1, 0.3):
+        model = IDGL(5, 8, 2, 3, tol=tol).bfloat16()
+        assert model(x).isfinite().all()
+
+
+@pytest.mark.parametrize('options', [{'max_iters': 0}, {'update_weight': 0.0}, {}])
+def test_outputs_may_be_changed_in_place(options):
+    x, edge_index = make_graph()
+    model = make_model(IDGL, **options)
+    expected = model(x, edge_index).relu()
+    out = model(x, edge_index)
+    out.relu_()
+    assert torch.equal(out, expected)
+    out.sum().backward()
+
+
+def test_the_trace_does_not_keep_every_graph():
+    x, edge_index = make_graph(20)
+    model = make_model(IDGLAnch, epsilon=0.1, tol=0.0, max_iters=3)
+    _, trace = model(x, edge_index, return_trace=True)
+    assert len(trace.scales) == 3
+    assert all(isinstance(scale, torch.Tensor) for scale in trace.scales)
+    assert len(trace.deltas) == 3

@@ -88,7 +88,8 @@ def test_closer_bounds_decide_alike(step, share, monkeypatch):
     x = torch.rand(300, 40, generator=generator).pow(4)
     torch.manual_seed(2)
     model = IDGL(40, 4, 2, 3, heads=3, k=5, tol=0.0, max_iters=4).eval()
-    change = _changes(model(x, return_trace=True)[1])
+    trace = model(x, return_trace=True)[1]
+    change = [float(delta) for delta in trace.deltas]
     assert change == sorted(change, reverse=True)
     efforts = []
     bounds = LowRankGraph.sq_norm_bounds
@@ -109,15 +110,6 @@ def test_closer_bounds_decide_alike(step, share, monkeypatch):
     assert int(trace.num_iters) == min(stops.index(True) + 1, 4)
     if 0.9 < share < 1.1:
         assert max(efforts) > 0
-
-
-@torch.no_grad()
-def _changes(trace):
-    return [float(c.exact() / s.sq_norm()) for c, s in _steps(trace)]
-
-
-def _steps(trace):
-    return zip(trace.changes, trace.scales, strict=True)
 
 
 def _decide(active, change, scale, tol, _, exact):

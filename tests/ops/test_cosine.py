@@ -47,3 +47,22 @@ def test_tiny_and_huge_vectors_keep_their_direction():
     for scale in (1e-9, 1e-4, 1e4, 1e9):
         out = weighted_unit_vectors((scale * x).float(), w.float())
         torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize('channels', [3, 300])
+def test_gradients_of_short_and_long_vectors(channels):
+    generator = torch.Generator().manual_seed(0)
+    options = {'generator': generator, 'dtype': torch.float64}
+    x, w = torch.randn(4, channels, **options), torch.randn(2, channels, **options)
+    cotangent = torch.randn(4, 2 * channels, **options)
+    for wanted in [(True, True), (False, True), (True, False)]:
+        a, b = (
+            t.clone().requires_grad_(g) for t, g in zip((x, w), wanted, strict=True)
+        )
+        leaves = [leaf for leaf in (a, b) if leaf.requires_grad]
+        plain = a.unsqueeze(1) * b
+        plain = plain / plain.norm(dim=2, keepdim=True) / 2**0.5
+        expected = torch.autograd.grad(plain.flatten(1), leaves, cotangent)
+        actual = torch.autograd.grad(weighted_unit_vectors(a, b), leaves, cotangent)
+        for grad, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(grad, other)

@@ -201,3 +201,38 @@ def test_transposed_does_not_keep_its_origin():
     del matrix
     assert gone() is None
     assert torch.equal(transposed.transposed.to_dense(), dense)
+
+
+def test_transposed_products_have_gradients_of_their_own():
+    sorted_matrix = SparseMatrix.from_coo(ROW, COL, values(), SHAPE)
+    value = sorted_matrix.value.requires_grad_()
+    matrix = SparseMatrix(sorted_matrix.pattern, value)
+    dense = torch.rand(SHAPE[0], 2, dtype=value.dtype)
+    with torch.no_grad():
+        matrix.t_matmul(dense)
+    grads = []
+    for _ in range(2):  # the second must not go through what the first has freed
+        matrix.matmul(torch.rand(SHAPE[1], 2, dtype=value.dtype)).sum().backward()
+        value.grad = None
+        matrix.t_matmul(dense).sum().backward()
+        grads.append(value.grad.clone())
+    expected = torch.autograd.grad((matrix.to_dense().t() @ dense).sum(), value)[0]
+    for grad in grads:
+        torch.testing.assert_close(grad, expected)
+
+
+def test_places_that_come_twice_become_one():
+    """As `scipy.sparse` may give them; torch does not look."""
+    pointers, columns = torch.tensor([0, 3, 3, 5]), torch.tensor([2, 0, 2, 1, 0])
+    csr = torch.sparse_csr_tensor(
+        pointers, columns, torch.arange(1.0, 6.0), (3, 3), check_invariants=False
+    )
+    matrix = SparseMatrix.from_torch(csr)
+    expected = torch.tensor([[2.0, 0, 4], [0, 0, 0], [5, 4, 0]])
+    assert torch.equal(matrix.to_dense(), expected)
+    square = matrix.with_value(matrix.value.square())
+    assert torch.equal(square.to_dense(), expected.square())
+    for dense in (expected, torch.zeros(2, 3), torch.zeros(0, 3), torch.eye(3)):
+        canonical = SparseMatrix.from_torch(dense.to_sparse_csr())
+        assert canonical.pattern.is_canonical
+        assert torch.equal(canonical.to_dense(), dense)

@@ -82,10 +82,6 @@ class DenseFactor(Factor):
             return torch.stack([value.t() @ own for value, own in parts])
         return self.padded.transpose(1, 2) @ self.layout.pad(x)
 
-    def rows(self, index: Tensor, layout: Layout) -> DenseFactor:
-        """The vectors of chosen nodes (the anchors)."""
-        return DenseFactor(self.value[index], layout)
-
 
 class WeightedFactor(Factor):
     r"""The factor of multi-head weighted cosines of raw features, never formed:
@@ -107,6 +103,7 @@ class WeightedFactor(Factor):
         self.signal = signal
         self.layout = signal.layout
         self.heads = weight.size(0)
+        self.weight = weight
         self.sq_weight = weight.square() / self.heads  # [m, d]
         norms = matmul(square(signal.x), weight.square().t())
         self.scale = safe_rsqrt(norms)  # [n, m]
@@ -156,8 +153,7 @@ class WeightedFactor(Factor):
 
         if self.signal.is_sparse:
             return WeightedScores(self, index, cols).dense()
-        weight = (self.sq_weight * self.heads).sqrt()
-        u = weighted_unit_vectors(self.signal.to_dense(), weight)
+        u = weighted_unit_vectors(self.signal.to_dense(), self.weight)
         v = u if index is None else u[index]
         return InnerScores(u, v, self.layout, cols).dense()
 
@@ -176,5 +172,6 @@ class SelectedFactor(WeightedFactor):
         self.signal = factor.signal.rows(index, layout)
         self.layout = layout
         self.heads = factor.heads
+        self.weight = factor.weight
         self.sq_weight = factor.sq_weight
         self.scale = factor.scale[index]

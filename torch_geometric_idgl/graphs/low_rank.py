@@ -44,7 +44,7 @@ class LowRankGraph(Affinity):
         self.symmetric = right is None
         self.factored = isinstance(left, DenseFactor)
         self.inner_rank = 0 if self.factored else 2
-        self._observed: tuple[Tensor, Tensor] | None = None
+        self._observed = LastTensor()
         self._subspace_bounds: dict[int, tuple[Tensor, Tensor]] = {}
         self._known_middle = LastTensor()
         super().__init__(self.left.layout, self.right.layout)
@@ -57,7 +57,7 @@ class LowRankGraph(Affinity):
         self, message: Message, signal: Signal | None, previous: Affinity | None
     ) -> None:
         product = self.right.expand(self.left.project(message.with_ones))
-        self._observed = (message.x, product[:, :-1])
+        self._observed.set(message.x, product[:, :-1])
         if self.symmetric:
             self._row_sum = product[:, -1]
         else:
@@ -69,8 +69,8 @@ class LowRankGraph(Affinity):
         return self._multiply(self.left, self.right, x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        if self._observed is not None and x is self._observed[0]:
-            return self._observed[1]
+        if self._observed.knows(x):
+            return self._observed.value
         return self._multiply(self.right, self.left, x)
 
     def _multiply(self, left: Factor, right: Factor, x: Tensor) -> Tensor:
@@ -111,6 +111,7 @@ class LowRankGraph(Affinity):
         # The list of co-occurring features makes the norm cheap, as few nodes do.
         assert isinstance(self.left, WeightedFactor)
         large = self.symmetric and self.num_nodes >= 4 * max(_SUBSPACES)
+        large &= self.dtype in (torch.float, torch.double)  # others have no QR
         return large and self.rows.num_graphs == 1 and self.left.signal.pairs is None
 
     def _look_at(self, dimension: int) -> tuple[Tensor, Tensor]:

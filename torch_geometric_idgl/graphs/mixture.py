@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from ..ops.caching import cached_tensor
+from ..ops.caching import LastTensor, cached_tensor
 from ..ops.numeric import dropout, safe_reciprocal
 from .base import Affinity, GraphOperator
 
@@ -90,7 +90,8 @@ class Memoized(GraphOperator):
     def __init__(self, graph: GraphOperator) -> None:
         super().__init__(graph.rows, graph.cols)
         self.graph = graph
-        self._known: tuple[Tensor, Tensor] | None = None
+        self._first: Tensor | None = None
+        self._known = LastTensor()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,10 +99,11 @@ class Memoized(GraphOperator):
 
     def known_product(self, x: Tensor) -> Tensor | None:
         """The remembered product, if it is the one with this matrix."""
-        if self._known is None:
-            self._known = (x, self.graph.matmul(x))
-        known, product = self._known
-        return product if x is known else None
+        if self._first is None:
+            self._first = x
+        if x is not self._first:
+            return None
+        return self._known.get(x, self.graph.matmul)
 
     def matmul(self, x: Tensor) -> Tensor:
         product = self.known_product(x)
@@ -129,7 +131,9 @@ class Mixture(GraphOperator):
         for weight, graph in terms:
             before = merged.get(id(graph), (0.0, graph))[0]
             merged[id(graph)] = (before + weight, graph)
-        self.terms = [term for term in merged.values() if term[0] != 0.0] or terms[:1]
+        self.terms = [term for term in merged.values() if term[0] != 0.0]
+        if not self.terms:
+            self.terms = [(0.0, first)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,13 +172,22 @@ class Mixture(GraphOperator):
 
     def shared_terms(self) -> list[tuple[float, GraphOperator]]:
         """The terms that other mixtures have as well; sums are taken apart."""
-        found: list[tuple[float, GraphOperator]] = []
-        for weight, graph in self.terms:
-            if isinstance(graph, Memoized) and isinstance(graph.graph, Mixture):
-                found += Mixture(graph.graph.scaled(weight)).shared_terms()
-            elif isinstance(graph, Memoized):
-                found.append((weight, graph))
-        return found
+        return [
+            part
+            for weight, graph in self.terms
+            if isinstance(graph, Memoized)
+            for part in _taken_apart(weight, graph)
+        ]
+
+
+def _taken_apart(
+    weight: float, graph: GraphOperator
+) -> list[tuple[float, GraphOperator]]:
+    """The terms of a remembered sum, those of sums within it, or the graph itself."""
+    if not (isinstance(graph, Memoized) and isinstance(graph.graph, Mixture)):
+        return [(weight, graph)]
+    terms = Mixture(graph.graph.scaled(weight)).terms
+    return [part for term in terms for part in _taken_apart(*term)]
 
 
 def shared_products(
@@ -194,7 +207,9 @@ def shared_products(
         parts = [(weight, products[id(g)][:, start:stop]) for weight, g in sums]
         if not parts:
             parts = [(0.0, together[:, start:stop])]
-        out += weighted_sum(parts).split(width, dim=1)
+        total = weighted_sum(parts)
+        # Slices, because what `split` returns cannot be changed in place.
+        out += [total[:, i : i + width] for i in range(0, stop - start, width)]
     return out
 
 

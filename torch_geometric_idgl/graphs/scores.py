@@ -71,13 +71,13 @@ def half_tiles(layout: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
 class Scores(ABC):
     """Similarities of rows (nodes) and columns (nodes or anchors) of each graph."""
 
-    makes_new_blocks: bool = True  # so that they may be changed in place
+    makes_new_blocks: bool = False  # so that they may be changed in place
 
     def __init__(
         self, rows: Layout, cols: Layout, leaves: tuple[Tensor, ...], symmetric: bool
     ) -> None:
         self.rows = rows
-        self.cols = cols
+        self.cols = rows if symmetric else cols  # one object, as graphs compare them
         self.leaves = leaves
         self.symmetric = symmetric
 
@@ -124,6 +124,8 @@ class Scores(ABC):
 
 class InnerScores(Scores):
     r"""Inner products :math:`\mathbf{U} \mathbf{V}^{\top}`."""
+
+    makes_new_blocks = True
 
     def __init__(self, u: Tensor, v: Tensor | None, rows: Layout, cols: Layout) -> None:
         leaves = (u,) if v is None else (u, v)
@@ -202,6 +204,8 @@ class WeightedScores(Scores):
         index (torch.Tensor, optional): The anchors. (default: :obj:`None`)
         cols (Layout, optional): The graphs of the anchors. (default: :obj:`None`)
     """
+
+    makes_new_blocks = True
 
     def __init__(
         self,
@@ -301,6 +305,8 @@ class _Entries(torch.autograd.Function):
                 continue
             with torch.enable_grad():
                 value = scores.block(tile, leaves)[row, col]
+                if not value.requires_grad:
+                    continue
                 parts = torch.autograd.grad(
                     value, wanted, grad[places], allow_unused=True
                 )

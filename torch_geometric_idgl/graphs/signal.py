@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..ops.autograd import first_order
+from ..ops.caching import cached_tensor
 from ..ops.features import (
     FeatureGram,
     Features,
@@ -131,17 +132,13 @@ class Signal:
             return FeatureGram(blocks.pattern)
         return None
 
-    @cached_property
+    @cached_tensor
     def sq_norms(self) -> Tensor:
         """The squared norm of every row, of shape :obj:`[n]`."""
         ones = torch.ones(
             self.num_features, 1, dtype=self.x.dtype, device=self.x.device
         )
         return matmul(square(self.x), ones).squeeze(1)
-
-    def matmul(self, dense: Tensor) -> Tensor:
-        r""":math:`\mathbf{X} \mathbf{F}` with one :math:`\mathbf{F}` for all graphs."""
-        return matmul(self.x, dense)
 
     def t_matmul(self, dense: Tensor) -> Tensor:
         r""":math:`\mathbf{X}^{\top} \mathbf{F}` of each graph: :obj:`[B, d, f]`."""
@@ -166,7 +163,7 @@ class Signal:
         """Whether the Gram matrix is small enough to be kept."""
         return self.layout.num_padded * self.layout.max_size <= _MAX_GRAM
 
-    @cached_property
+    @cached_tensor
     def gram(self) -> Tensor:
         r""":math:`\mathbf{X} \mathbf{X}^{\top}` of each graph, padded:
         :obj:`[B, N, N]`.

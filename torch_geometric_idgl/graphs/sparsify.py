@@ -23,12 +23,20 @@ def sparsify(scores: Tensor, epsilon: float = 0.0, top_k: int | None = None) -> 
         scores (torch.Tensor): Similarities, of shape :obj:`[..., n, s]`.
         epsilon (float, optional): The threshold :math:`\varepsilon \geq 0`.
             (default: :obj:`0.`)
-        top_k (int, optional): Keep only so many of the largest entries of each row.
-            (default: :obj:`None`)
+        top_k (int, optional): Keep only so many of the largest entries of each row, of
+            equal ones the first. (default: :obj:`None`)
     """
     kept = F.threshold(scores, epsilon, 0.0)
     if top_k is None or top_k >= scores.size(-1):
         return kept
-    _, index = kept.detach().topk(top_k, dim=-1)
-    mask = torch.zeros_like(kept, dtype=torch.bool).scatter_(-1, index, True)
-    return kept * mask
+    return kept * _largest(kept.detach(), top_k)
+
+
+def _largest(value: Tensor, k: int) -> Tensor:
+    """Where the largest entries of each row are; of equal ones, the first (`topk` does
+    not say which it returns, and that depends on the number of columns).
+    """
+    least = value.topk(k, dim=-1).values[..., -1:]
+    larger, equal = value > least, value == least
+    left = k - larger.sum(-1, keepdim=True)
+    return larger | (equal & (equal.cumsum(-1, dtype=torch.int) <= left))

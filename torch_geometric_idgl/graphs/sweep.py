@@ -278,6 +278,8 @@ def _add_gradients(
 ) -> None:
     """Send a gradient on to the leaves that autograd has followed."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not wanted or not value.requires_grad:
+        return
     parts = iter(torch.autograd.grad(value, wanted, grad, allow_unused=True))
     for leaf, total in zip(leaves, grads, strict=True):
         part = next(parts) if leaf.requires_grad else None

@@ -3,7 +3,7 @@ r"""The graph that makes its entries when asked, and forgets or keeps them."""
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ class TiledGraph(Affinity):
 
     Tiles are made, thresholded, used and dropped, and made again in backward, so that
     memory is :math:`\mathcal{O}(n \cdot \mathrm{tile})`. With :obj:`keep`, they are
-    kept instead: the fastest form of a matrix that fits.
+    kept instead: the fastest form of a matrix that fits. (The whole matrix is made for
+    distances with gradient, single entries with gradient, and the smoothness of sparse
+    features on an anchor graph.)
 
     Args:
         scores (Scores): What makes the tiles.
@@ -82,7 +84,7 @@ class TiledGraph(Affinity):
         square = self.rows is self.cols
         if signal is not None and (signal.requires_grad or not square):
             signal = None
-        before = previous if isinstance(previous, TiledGraph) else None
+        before = previous if self._has_same_tiles(previous) else None
         ones = self._ones(self.cols)
         with_ones = message.with_ones
         answers = survey(
@@ -101,9 +103,16 @@ class TiledGraph(Affinity):
     def _known(self) -> _Answers:
         answers = self._answers
         if answers is None or (torch.is_grad_enabled() and not self._with_grad):
-            nothing = Message.of(self._ones(self.rows)[:, :0])
-            return self._survey(nothing if answers is None else answers.message)
+            nothing = self._ones(self.rows)[:, :0]
+            return self._survey(
+                Message.of(nothing if answers is None else answers.message.x)
+            )
         return answers
+
+    def _has_same_tiles(self, other: Affinity | None) -> TypeGuard[TiledGraph]:
+        if not isinstance(other, TiledGraph):
+            return False
+        return self.entries.tiles == other.entries.tiles
 
     def matmul(self, x: Tensor) -> Tensor:
         known = self._known
@@ -144,7 +153,7 @@ class TiledGraph(Affinity):
     def values_at(self, pattern: Pattern) -> Tensor:
         if torch.is_grad_enabled():
             return self._explicit.values_at(pattern)
-        found = []
+        found = [torch.empty(0, dtype=self.dtype, device=self.rows.device)]
         for tile in tiles(self.rows, self.cols):
             rows, cols = self.scores.slices(tile)
             places = slice(
@@ -158,7 +167,7 @@ class TiledGraph(Affinity):
     def sq_dist(self, other: Affinity) -> Tensor:
         if not isinstance(other, TiledGraph):
             return super().sq_dist(other)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not self._has_same_tiles(other):
             return self.to_affinity().sq_dist(other.to_affinity())
         known = self._known
         if known.previous is None or other is not known.previous():

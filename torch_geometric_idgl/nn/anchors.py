@@ -38,7 +38,7 @@ def sample_anchors(
     """
     chosen, sizes = [], []
     for first, size in zip(nodes.ptr, nodes.sizes, strict=False):
-        wanted = num_anchors if ratio is None else math.ceil(ratio * size)
+        wanted = num_anchors if ratio is None else math.ceil(round(ratio * size, 9))
         wanted = min(wanted or 0, size)
         order = torch.randperm(size, generator=generator)[:wanted]
         chosen.append(order + first)
@@ -58,7 +58,7 @@ def given_anchors(nodes: Layout, index: Tensor) -> Anchors:
             f"Expected 'anchor_index' to be a one-dimensional index tensor "
             f'(got shape {list(index.shape)}, {index.dtype})'
         )
-    index = index.long()
+    index = index.to(nodes.device, torch.long)
     total = nodes.num_rows
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= total):
         raise ValueError(

@@ -110,7 +110,8 @@ class GraphLearner(Module):
             anchors (Anchors, optional): The anchors, for a node-anchor affinity.
                 (default: :obj:`None`)
             nonnegative (bool, optional): Whether :obj:`x` is known to have no negative
-                entry; measured if not given. (default: :obj:`None`)
+                entry; measured if not given, and of a :class:`Signal` always.
+                (default: :obj:`None`)
             backend (str, optional): Overrides the learner's. (default: :obj:`None`)
         """
         if isinstance(x, Tensor):

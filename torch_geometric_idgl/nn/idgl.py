@@ -2,7 +2,8 @@ r"""IDGL: the one loop of Algorithm 1, which IDGL-Anch shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +42,18 @@ from .stopping import still_changing, where_active
 from .trace import Trace
 
 __all__ = ['IDGL']
+
+
+@contextlib.contextmanager
+def _cacheable(cached: bool) -> Iterator[None]:
+    """Inference mode makes tensors that no later step can use: what is kept for later
+    ones is made without it, and without gradients.
+    """
+    if cached and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
 
 
 class IDGL(Module):
@@ -299,10 +312,11 @@ class IDGL(Module):
         if max_iters is None:
             max_iters = self.max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
-        inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
-        # Graphs are compared by small differences: mixed precision would lose them.
-        with torch.autocast(inputs.signal.x.device.type, enabled=False):
-            trace = self._iterate(inputs, max_iters, anchor_index)
+        with _cacheable(self.cached):
+            inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
+            # Graphs are compared by small differences: mixed precision would lose them.
+            with torch.autocast(inputs.signal.x.device.type, enabled=False):
+                trace = self._iterate(inputs, max_iters, anchor_index)
         return (trace.out, trace) if return_trace else trace.out
 
     def _forward_data(self, data: Data, *options: Any) -> Any:
@@ -389,7 +403,8 @@ class IDGL(Module):
                     active, change, scale, self.tol, exact
                 )
             trace.changes.append(change)
-            trace.scales.append(scale)
+            # Not the graph, which may be large, unless it stays anyway.
+            trace.scales.append(first if scale is first else scale.sq_norm().detach())
             if not going_on:
                 break
 
@@ -466,7 +481,7 @@ class IDGL(Module):
         if cache is not None and (found := cache.find(x, dtype)) is not None:
             return found
         features = check_features(x, self.in_channels, dtype)
-        inputs = None if cache is None else cache.renew(features)
+        inputs = None if cache is None else cache.renew(features, adjacency)
         if inputs is not None:
             given = True
         else:

@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import coalesce, is_torch_sparse_tensor
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    coalesce,
+    is_torch_sparse_tensor,
+)
 
 from ..checks import check_nodes
 from ..graphs import Signal, SparseGraph
 from ..ops.knn import knn_graph
 from ..ops.layout import Layout
+from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix
 
 __all__ = ['edges_from_adjacency', 'given_graph', 'knn_initial_graph']
@@ -117,7 +121,8 @@ def given_graph(
     add_self_loops: bool,
 ) -> SparseGraph:
     r"""A given graph, normalised as :math:`\mathbf{D}^{-1/2} (\mathbf{A} + \mathbf{I})
-    \mathbf{D}^{-1/2}` by PyG's own :func:`gcn_norm`.
+    \mathbf{D}^{-1/2}` like PyG's :func:`gcn_norm`, whose gradient is NaN where a degree
+    is zero.
     """
     num_nodes = layout.num_rows
     if layout.num_graphs > 1 and edge_index.numel():
@@ -129,16 +134,26 @@ def given_graph(
             )
     if weight is not None:
         weight = weight.to(dtype)
-    if normalize:
-        edge_index, weight = gcn_norm(
-            edge_index, weight, num_nodes, False, add_self_loops, dtype=dtype
-        )
-    elif weight is None:
+    else:
         weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+    if normalize:
+        edge_index, weight = _normalized(edge_index, weight, num_nodes, add_self_loops)
     # Parallel edges become one (as products would treat them anyway).
     (row, col), weight = coalesce(edge_index.flip(0), weight, num_nodes)
     pattern = Pattern.from_sorted(row, col, (num_nodes, num_nodes))
     return SparseGraph(pattern, weight, layout, layout)
+
+
+def _normalized(
+    edge_index: Tensor, weight: Tensor, num_nodes: int, add_self_loops: bool
+) -> tuple[Tensor, Tensor]:
+    if add_self_loops:
+        edge_index, weight = add_remaining_self_loops(
+            edge_index, weight, 1.0, num_nodes
+        )
+    source, target = edge_index
+    scale = safe_rsqrt(weight.new_zeros(num_nodes).index_add(0, target, weight))
+    return edge_index, scale[source] * weight * scale[target]
 
 
 def knn_initial_graph(signal: Signal, k: int) -> SparseGraph:

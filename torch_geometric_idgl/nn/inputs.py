@@ -51,11 +51,13 @@ class InputCache:
         """The inputs of the same features."""
         if self.x is None or x is not self.x or self.x._version != self.version:
             return None
+        if x.requires_grad:  # by now
+            return None
         if self.signal is None or self.initial.dtype != dtype:
             return None
         return Inputs(self.signal, self.initial)
 
-    def renew(self, x: Tensor) -> Inputs | None:
+    def renew(self, x: Tensor, adjacency: Any) -> Inputs | None:
         """Other features on the same graph, if that does not depend on them."""
         initial = self.initial
         shape = (initial.rows.num_rows, self.num_features)
@@ -64,8 +66,15 @@ class InputCache:
                 f'Expected the cached graph with features of shape {list(shape)} '
                 f'(got {list(x.shape)}); use cached=False'
             )
-        same = initial.dtype == x.dtype and initial.value.device == x.device
-        if not self.given or not same:
+        if not self.given:
+            return None
+        if initial.dtype != x.dtype or initial.value.device != x.device:
+            if adjacency is None:
+                raise ValueError(
+                    f"Expected 'edge_index' once more, as the cached graph is of "
+                    f'{initial.dtype} on {initial.value.device} (got none beside '
+                    f'features of {x.dtype} on {x.device})'
+                )
             return None
         return Inputs(Signal(to_features(x), initial.rows), initial)
 

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from ..checks import check_at_least
 from ..graphs import Affinity, AnchorGraph, Signal
 from ..ops.numeric import safe_log
 
@@ -40,6 +41,9 @@ def graph_regularization(
         connectivity (float): The weight :math:`\beta` of the log barrier on degrees.
         sparsity (float): The weight :math:`\gamma` of the squared norm.
     """
+    check_at_least('smoothness', smoothness, 0)
+    check_at_least('connectivity', connectivity, 0)
+    check_at_least('sparsity', sparsity, 0)
     layout = signal.layout
     terms = []
     if connectivity > 0:

@@ -26,7 +26,8 @@ class Trace:
     Attributes:
         outs: The outputs of each iteration, of shape :obj:`[n, out_channels]`.
         regs: The graph regulariser of each iteration, of shape :obj:`[B]`.
-        changes: The squared distance of each refined graph to the one before.
+        changes: The squared distance of each refined graph to the one before, which
+            :obj:`exact()` gives (it may not be needed, and is expensive).
         refined: Which graphs of the batch each iteration has refined.
         num_iters: The number of refinements of each graph, of shape :obj:`[B]`.
         initial: The initial graph :math:`\mathbf{L}^{(0)}`.
@@ -35,7 +36,7 @@ class Trace:
         learned: The last learned graph, before normalisation.
         mixed: The last mixed graph :math:`\widetilde{\mathbf{A}}`, which the outputs
             come from.
-        scales: The graph whose squared norm each change is compared with.
+        scales: The squared norm each change is compared with, or the graph it is of.
         layout: The graphs of the batch.
     """
 
@@ -49,7 +50,7 @@ class Trace:
     outs: list[Tensor] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     refined: list[Tensor] = field(default_factory=list)
-    scales: list[Affinity] = field(default_factory=list)
+    scales: list[Affinity | Tensor] = field(default_factory=list)
 
     @property
     def out(self) -> Tensor:
@@ -65,14 +66,14 @@ class Trace:
         stopped before. Without a tolerance (:obj:`tol=None`) nothing is compared, and
         there are none.
         """
-        return [
-            torch.where(
-                refined, change.exact() / graph.sq_norm().clamp(min=1e-12), torch.nan
-            )
-            for change, graph, refined in zip(
-                self.changes, self.scales, self.refined, strict=False
-            )
-        ]
+        deltas = []
+        for change, scale, refined in zip(
+            self.changes, self.scales, self.refined, strict=False
+        ):
+            norm = scale if isinstance(scale, Tensor) else scale.sq_norm()
+            delta = change.exact() / norm.clamp(min=1e-12)
+            deltas.append(torch.where(refined, delta, torch.nan))
+        return deltas
 
     @property
     def reg(self) -> Tensor:

@@ -26,6 +26,8 @@ class cached_tensor(Generic[T]):
         self.name = f'_cached_{name}'
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
+        if instance is None:
+            return self  # type: ignore[return-value]
         known = instance.__dict__.get(self.name)
         if known is None or (torch.is_grad_enabled() and not known[1]):
             known = self.__set__(instance, self.compute(instance))
@@ -50,9 +52,18 @@ class LastTensor:
             return False
         return self._known[2] or not torch.is_grad_enabled()
 
+    def set(self, argument: Tensor, result: Tensor) -> None:
+        """Keeps a result."""
+        self._known = (argument, result, torch.is_grad_enabled())
+
+    @property
+    def value(self) -> Tensor:
+        """The result that is kept."""
+        assert self._known is not None
+        return self._known[1]
+
     def get(self, argument: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """The result for an argument."""
         if not self.knows(argument):
-            self._known = (argument, compute(argument), torch.is_grad_enabled())
-        assert self._known is not None
-        return self._known[1]
+            self.set(argument, compute(argument))
+        return self.value

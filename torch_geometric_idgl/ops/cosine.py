@@ -10,6 +10,8 @@ from .numeric import safe_rsqrt
 
 __all__ = ['weighted_unit_vectors']
 
+_SHORT = 128
+
 
 class _WeightedUnitVectors(torch.autograd.Function):
     """In closed form: autograd would walk over the n x m x d product ten times."""
@@ -30,13 +32,23 @@ class _WeightedUnitVectors(torch.autograd.Function):
         scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
         moment = scaled * x.unsqueeze(1)  # g r x
         # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
-        diagonal = torch.diag_embed(weight)  # [m, d, d]: head p holds diag(w_p)
         by_head = torch.block_diag(*weight.unsqueeze(-1).unbind(0))  # [m d, m]
         grad_q = (moment.flatten(1) @ by_head) * scale.square() * -heads
-        grad_x = scaled.flatten(1) @ diagonal.flatten(0, 1)
-        grad_x = grad_x.addcmul(x, grad_q @ weight.square())
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _sum_of_heads(scaled, weight)
+            grad_x = grad_x.addcmul(x, grad_q @ weight.square())
         grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
         return grad_x, grad_weight
+
+
+def _sum_of_heads(value: Tensor, weight: Tensor) -> Tensor:
+    r""":math:`\sum_p \mathbf{V}_p \, \mathrm{diag}(\mathbf{w}_p)`; for short vectors a
+    product with all the diagonal matrices is the fastest way.
+    """
+    if weight.size(1) > _SHORT:
+        return (value * weight).sum(1)
+    return value.flatten(1) @ torch.diag_embed(weight).flatten(0, 1)
 
 
 def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ __all__ = [
     'rows',
     'spread',
     'square',
-    't_matmul',
     'to_features',
 ]
 
@@ -34,7 +33,6 @@ Features = Tensor | SparseMatrix
 _SPARSE_DENSITY = 0.15  # below it, sparse products win on CPUs
 _SPARSE_ENTRIES = 1 << 16  # below it, nothing is worth a conversion
 _MAX_PAIRS = 1 << 23  # co-occurrences kept by `FeatureGram`
-_ROW_BLOCK = 2048
 
 
 def to_features(x: Tensor) -> Features:
@@ -60,11 +58,6 @@ def to_features(x: Tensor) -> Features:
 def matmul(x: Features, dense: Tensor) -> Tensor:
     r""":math:`\mathbf{X} \mathbf{F}`."""
     return x.matmul(dense)
-
-
-def t_matmul(x: Features, dense: Tensor) -> Tensor:
-    r""":math:`\mathbf{X}^{\top} \mathbf{F}`."""
-    return x.t_matmul(dense) if isinstance(x, SparseMatrix) else x.t() @ dense
 
 
 def square(x: Features) -> Features:

@@ -95,13 +95,6 @@ class Layout:
         row = torch.arange(self.num_rows, device=self.device)
         return row - starts[self.batch] + self.batch * self.max_size
 
-    @cached_property
-    def mask(self) -> Tensor:
-        """Which padded places hold a row, of shape :obj:`[B, N]`."""
-        mask = torch.zeros(self.num_padded, dtype=torch.bool, device=self.device)
-        mask[self.slot] = True
-        return mask.view(self.num_graphs, self.max_size)
-
     def pad(self, rows: Tensor) -> Tensor:
         """From :obj:`[n, f]` to :obj:`[B, N, f]`, zeros in the padding."""
         if self.is_regular:

@@ -57,6 +57,15 @@ class Pattern:
     def nnz(self) -> int:
         return self.col.numel()
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the columns of each row ascend, so that no place comes twice."""
+        ascending = self.col.diff() > 0
+        starts = self.rowptr[1:-1]
+        starts = starts[(starts > 0) & (starts < self.nnz)]
+        ascending[starts - 1] = True  # from row to row they need not
+        return bool(ascending.all())
+
     @cached_property
     def row(self) -> Tensor:
         index = torch.arange(self.num_rows, device=self.col.device)
@@ -227,13 +236,18 @@ class SparseMatrix:
         """From a torch sparse tensor of any layout."""
         matrix = matrix.detach()
         if matrix.layout == torch.sparse_csr:
-            pattern = Pattern(
-                matrix.crow_indices().long(),
-                matrix.col_indices().long(),
-                matrix.size(1),
-            )
-            return cls(pattern, matrix.values())
-        matrix = matrix.to_sparse_coo().coalesce()
+            rowptr = matrix.crow_indices().long()
+            pattern = Pattern(rowptr, matrix.col_indices().long(), matrix.size(1))
+            if pattern.is_canonical:
+                return cls(pattern, matrix.values())
+        coo = matrix.to_sparse_coo()  # which takes CSR to be without duplicates
+        matrix = torch.sparse_coo_tensor(
+            coo._indices(),
+            coo._values(),
+            coo.shape,
+            is_coalesced=False,
+            check_invariants=False,
+        ).coalesce()
         row, col = matrix.indices()
         shape = (matrix.size(0), matrix.size(1))
         return cls(Pattern.from_sorted(row, col, shape), matrix.values())
@@ -271,10 +285,17 @@ class SparseMatrix:
     def transposed(self) -> SparseMatrix:
         """The transposed matrix."""
         origin = self.origin
-        return self._transposed if origin is None else origin
+        if origin is not None:
+            return origin
+        if torch.is_grad_enabled() and self.value.requires_grad:
+            return self._transpose()  # each with a gradient of its own
+        return self._transposed
 
     @cached_property
     def _transposed(self) -> SparseMatrix:
+        return self._transpose()
+
+    def _transpose(self) -> SparseMatrix:
         pattern, perm = self.pattern.transposed
         transposed = SparseMatrix(pattern, self.value[perm])
         transposed.__dict__['_origin'] = weakref.ref(self)  # weak, as above
