@@ -13,6 +13,7 @@ import argparse
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,11 +50,24 @@ KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 KINDS = ('low-rank', 'anchor', 'tiled')
 
 
+class OutOfMemory(RuntimeError):
+    """A process that was killed, or that got no more memory."""
+
+
+def made(options: str) -> dict:
+    """What made a value: parts of the file come from separate runs."""
+    command = f'python benchmarks/speed.py {options}'
+    return {'command': command, 'versions': versions(), 'machine': machine()}
+
+
 def fresh(case: dict, environment: dict[str, str] | None = None) -> dict:
     """One case in a fresh process."""
     command = [sys.executable, str(HERE / 'speed_cases.py'), json.dumps(case)]
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    no_memory = 'MemoryError' in done.stderr or "can't allocate memory" in done.stderr
+    if done.returncode == -signal.SIGKILL or no_memory:
+        raise OutOfMemory(f'{case} took too much memory:\n{done.stderr}')
     if done.returncode != 0:
         raise RuntimeError(f'{case} failed:\n{done.stderr}')
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -92,6 +106,10 @@ def compare(
             'gcn_epochs': seconds['idgl'] / seconds['gcn'],
             'peak_mb': memory['peak_mb'],
             'start_mb': memory['start_mb'],  # PyTorch and PyG alone
+            'made': made(
+                f'--only {"reference" if with_reference else "gcn"} --cases '
+                f'{name}/{system} --repeats {args.repeats}'
+            ),
         }
         if reference:
             slow = fresh({'job': 'memory', **case, 'repeats': 1})
@@ -114,7 +132,8 @@ def compare_tiled(args: argparse.Namespace) -> dict:
         f'pubmed idgl, threshold on all pairs: {tiled["seconds"][0]:.1f} s, '
         f'{tiled["peak_mb"]:.0f} MB (target: under 3000)'
     )
-    return {'data': 'pubmed', 'system': 'idgl-tiled', **tiled}
+    by = made('--only gcn --cases pubmed/idgl-tiled')
+    return {'data': 'pubmed', 'system': 'idgl-tiled', **tiled, 'made': by}
 
 
 def describe(row: dict) -> str:
@@ -168,7 +187,7 @@ def measure_size(kind: str, n: int, repeats: int) -> dict:
     environment: dict[str, str] = KEEP_MEMORY
     try:
         result = fresh(case, environment)
-    except RuntimeError:
+    except OutOfMemory:
         environment = {}
         result = fresh(case, environment)
     seconds, memory = median(result['seconds']), result['peak_mb']
@@ -180,6 +199,7 @@ def measure_size(kind: str, n: int, repeats: int) -> dict:
         'peak_mb': memory,
         'used_mb': memory - result['start_mb'],
         'environment': environment,
+        'made': made(f'--only scaling --kinds {kind} --sizes {n}'),
     }
 
 
@@ -207,7 +227,8 @@ def arxiv(args: argparse.Namespace) -> dict:
         f'arxiv size: {seconds[0]:.1f} s against {seconds[1]:.1f} s of GCN = '
         f'{ratio:.2f} (target 1.0), {ours["peak_mb"]:.0f} MB (target 8000)'
     )
-    return {'idgl_anch': ours, 'gcn': gcn, 'ratio': ratio}
+    by = made(f'--only arxiv --repeats {args.repeats}')
+    return {'idgl_anch': ours, 'gcn': gcn, 'ratio': ratio, 'made': by}
 
 
 def save_part(path: Path, result: dict, name: str, part) -> None:
@@ -253,8 +274,6 @@ def main() -> None:
     if args.source:
         stage_data(args.source, args.root)
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
-    command = 'python benchmarks/speed.py'
-    result |= {'command': command, 'versions': versions(), 'machine': machine()}
     if args.only in (None, 'reference', 'gcn'):
         known = result.get('epochs', [])
         result['epochs'] = compare(args, args.only != 'gcn', known)

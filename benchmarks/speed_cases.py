@@ -4,7 +4,7 @@ r"""One case of the speed benchmark, to be run in a fresh process.
         "edges": 70000, "repeats": 1}'
 
 An epoch is a training step (forward, backward, Adam) and an evaluation of the dev loss,
-with all ten refinements.
+with all ten refinements; two of them on made-up data.
 """
 
 from __future__ import annotations

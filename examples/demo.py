@@ -123,7 +123,7 @@ def draw(graphs, out, num_nodes=300):
     fig.colorbar(nodes, ax=axes, ticks=range(10), label='digit', shrink=0.6)
     out.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(out, dpi=120, bbox_inches='tight')
-    print(f'Drawn to {out} ({num_nodes} nodes, up to {K} edges from each node)')
+    print(f'Drawn to {out} ({num_nodes} nodes, up to {K} edges into each)')
 
 
 def main():

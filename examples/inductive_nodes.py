@@ -34,7 +34,8 @@ mean, std = data.x[~new].mean(dim=0), data.x[~new].std(dim=0)
 data.x = (data.x - mean) / std
 known = data.subgraph(~new)
 
-# Settings of the paper for Cancer. Not `cached`: the nodes change.
+# Settings of the paper for Cancer, all epochs with iteration. Not `cached`: the nodes
+# change.
 model = IDGL(
     data.num_features,
     hidden_channels=16,
