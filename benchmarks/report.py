@@ -286,8 +286,8 @@ def speed_table(folder: Path) -> Table:
     if 'arxiv' in content:
         arxiv = content['arxiv']
         lines.append(
-            f'At the size of ogbn-arxiv an epoch of IDGL-Anch with two refinements takes '
-            f"{arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, and "
+            f'At the size of ogbn-arxiv an epoch of IDGL-Anch, with two refinements, '
+            f"takes {arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, and "
             f'{arxiv["idgl_anch"]["peak_mb"]:,.0f} MB.'
         )
     for part in ('epochs', 'scaling', 'arxiv'):

@@ -37,7 +37,7 @@ def test_scaling_saves_every_point(monkeypatch):
 
     def fresh(case, environment):
         if environment and case['n'] == 1000:
-            raise RuntimeError('out of memory')
+            raise speed.OutOfMemory
         return answer
 
     monkeypatch.setattr(speed, 'fresh', fresh)
@@ -63,6 +63,28 @@ def test_scaling_saves_every_point(monkeypatch):
     assert [bool(point['environment']) for point in points] == [True, True, False]
     assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
     assert len(rows['anchor']['points']) == 2
+    # Every point says what made it; other failures are failures.
+    command = 'python benchmarks/speed.py --only scaling --kinds tiled --sizes 1000'
+    assert points[2]['made']['command'] == command
+    assert 'torch' in points[2]['made']['versions']
+    monkeypatch.setattr(speed, 'fresh', lambda *_: {}['seconds'])
+    with pytest.raises(KeyError):
+        speed.scaling(args, [], saved.append)
+
+
+def test_processes_that_fail(monkeypatch):
+    def failing(code, message):
+        done = SimpleNamespace(returncode=code, stderr=message, stdout='')
+        monkeypatch.setattr(speed.subprocess, 'run', lambda *_, **__: done)
+
+    for code, message in [(-9, ''), (1, 'MemoryError'), (1, "can't allocate memory")]:
+        failing(code, message)
+        with pytest.raises(speed.OutOfMemory):
+            speed.fresh({})
+    failing(1, 'ValueError: no')
+    with pytest.raises(RuntimeError, match='no') as caught:
+        speed.fresh({})
+    assert not isinstance(caught.value, speed.OutOfMemory)
 
 
 def test_arxiv_takes_turns(monkeypatch):
