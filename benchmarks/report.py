@@ -287,8 +287,8 @@ def speed_table(folder: Path) -> Table:
         arxiv = content['arxiv']
         lines.append(
             f'At the size of ogbn-arxiv an epoch of IDGL-Anch, with two refinements, '
-            f"takes {arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, and "
-            f'{arxiv["idgl_anch"]["peak_mb"]:,.0f} MB.'
+            f"takes {arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, "
+            f'and {arxiv["idgl_anch"]["peak_mb"]:,.0f} MB.'
         )
     for part in ('epochs', 'scaling', 'arxiv'):
         if part not in content:
