@@ -184,11 +184,14 @@ def searches_table(folder: Path) -> Table:
         before |= trials.get(as_key(published), {})
         same = [before[seed] for seed in dev if seed in before]
         changed = {k: v for k, v in chosen.items() if published.get(k) != v}
-        cells = [System(base).title, TITLES[dataset], str(len(trials)), str(len(dev))]
+        compared = sum(len(seeds) >= len(dev) for seeds in trials.values())
+        cells = [System(base).title, TITLES[dataset]]
+        cells += [str(len(trials)), str(compared), str(len(dev))]
         cells += [percent(same) if len(same) == len(dev) else '–']
         cells += [percent(list(dev.values())), as_text(changed) or 'nothing']
         rows.append(cells)
-    header = ['', 'data', 'trials', 'seeds', 'dev, published', 'dev, chosen', 'changes']
+    header = ['', 'data', 'trials', 'to the end', 'seeds']
+    header += ['dev, published', 'dev, chosen', 'changes']
     return table(header, rows), missing
 
 

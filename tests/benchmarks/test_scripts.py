@@ -346,17 +346,17 @@ def test_report_compares_the_same_seeds(tmp_path):
     assert cell(markdown, 'IDGL-Anch: iterating', 'Cora') == 'missing'
 
 
-def test_report_lists_searches(tmp_path, monkeypatch):
+def test_report_lists_searches(tmp_path, configs, monkeypatch):
     write_result(tmp_path, 'cora', 'gcn', [0.8] * 2)
     monkeypatch.setattr(search, 'run', lambda *args, **kwargs: record(dev=0.75))
     options = {'given': [{'lr': 0.5, 'dropout': 0.5}], 'folder': tmp_path}
     search.search('gcn', 'cora', 'data', 1, 2, **options)
-    monkeypatch.setattr(report, 'CONFIGS', tmp_path)
     chosen = {'lr': 0.5, 'dropout': load_settings(System('gcn'), 'cora')['dropout']}
-    search.write_winner('gcn', 'cora', chosen, tmp_path / 'tuned.yaml')
+    search.write_winner('gcn', 'cora', chosen, configs / 'tuned.yaml')
     markdown, missing = report.searches_table(tmp_path)
     assert cell(markdown, 'GCN', 'data') == 'Cora'
     assert cell(markdown, 'GCN', 'trials') == cell(markdown, 'GCN', 'seeds') == '2'
+    assert cell(markdown, 'GCN', 'to the end') == '2'
     assert cell(markdown, 'GCN', 'dev, published') == '75.0 ± 0.0'
     assert cell(markdown, 'GCN', 'dev, chosen') == '75.0 ± 0.0'
     assert cell(markdown, 'GCN', 'changes') == 'lr: 0.5'
@@ -370,7 +370,20 @@ def test_mean_and_deviation():
     assert common.mean_and_deviation([-1.0, -1.0], sign='+') == '-1.0 ± 0.0'
 
 
-def test_report_names_what_tuned_models_change(tmp_path):
+@pytest.fixture
+def configs(tmp_path, monkeypatch):
+    """A folder of settings whose `tuned.yaml` is a test's own."""
+    folder = tmp_path / 'configs'
+    shutil.copytree(common.CONFIGS, folder)
+    (folder / 'tuned.yaml').unlink()
+    for module in (report, systems):
+        monkeypatch.setattr(module, 'CONFIGS', folder)
+    return folder
+
+
+def test_report_names_what_tuned_models_change(tmp_path, configs):
+    for dataset in ('cora', 'citeseer', 'pubmed'):
+        search.write_winner('idgl', dataset, {'lr': 0.5}, configs / 'tuned.yaml')
     write_result(tmp_path, 'cora', 'idgl-tuned', [0.8] * 5, max_iters=0)
     write_result(tmp_path, 'citeseer', 'idgl-tuned', [0.7] * 5)
     write_result(tmp_path, 'pubmed', 'idgl-tuned', [0.7] * 5, backbone='appnp')
@@ -380,13 +393,9 @@ def test_report_names_what_tuned_models_change(tmp_path):
     assert cell(markdown, 'IDGL (tuned)', 'Pubmed').endswith(', APPNP layers')
 
 
-def test_report_knows_searches_that_change_nothing(tmp_path, monkeypatch):
+def test_report_knows_searches_that_change_nothing(tmp_path, configs):
+    search.write_winner('idgl', 'wine', {}, configs / 'tuned.yaml')
     write_result(tmp_path, 'wine', 'idgl', [0.9] * 5, paper_splits=True)
-    for name in ['paper.yaml', 'baselines.yaml', 'reported.yaml']:
-        shutil.copy(common.CONFIGS / name, tmp_path)
-    search.write_winner('idgl', 'wine', {}, tmp_path / 'tuned.yaml')
-    for module in (report, systems):
-        monkeypatch.setattr(module, 'CONFIGS', tmp_path)
     markdown, missing = make_tables(tmp_path)['main']
     assert cell(markdown, 'IDGL (tuned)', 'Wine') == '90.0 ± 0.0, as published'
     assert ('IDGL (tuned)', 'Wine') not in missing
