@@ -52,11 +52,15 @@ def checkpoint_file(
     return Path(root) / 'checkpoints' / purpose / name
 
 
-def command(dataset: str, system: System, runs: int, paper_splits: bool) -> str:
-    """The command that gives a result, without paths of the machine it ran on."""
+def command(dataset: str, system: System, seeds: list[int], paper_splits: bool) -> str:
+    """The command that gives a result, without paths of the machine it ran on. (Of
+    seeds with gaps, it gives those between as well.)
+    """
+    first, runs = min(seeds), max(seeds) - min(seeds) + 1
     custom = system.settings not in ('paper', 'tuned')
     name = System(system.base, system.ablation) if custom else system
     options = f'--dataset {dataset} --model {name} --runs {runs}'
+    options += f' --first {first}' * (first > 0)
     if custom:
         options += f' --config {Path(system.settings).name}'
     if paper_splits:
@@ -130,22 +134,21 @@ def run_seed(
     # Another process may have finished another seed, or changed the tuned settings.
     content = read_results(dataset, system, folder, paper_splits, settings)
     if seed not in (seeds := [r['seed'] for r in content['runs']]):
-        runs = max([seed, *seeds]) + 1
-        content['command'] = command(dataset, system, runs, paper_splits)
+        content['command'] = command(dataset, system, [seed, *seeds], paper_splits)
         content['runs'].append(record)
         write_json(results_file(dataset, system, folder, paper_splits), content)
     return record
 
 
 def run_pair(
-    dataset: str, system: System, runs: int, root: str, **options: Any
+    dataset: str, system: System, runs: int, root: str, first: int = 0, **options: Any
 ) -> dict:
     """Runs the seeds of a pair that are not in its results file yet; the options are
     those of :meth:`run_seed`.
     """
     where = (options.get('folder', RESULTS), options.get('paper_splits', False))
     content = read_results(dataset, system, *where)
-    for seed in range(runs):
+    for seed in range(first, first + runs):
         record = next((r for r in content['runs'] if r['seed'] == seed), None)
         if record is None:
             record = run_seed(dataset, system, seed, root, **options)
@@ -212,7 +215,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--dataset', choices=DATASETS)
     parser.add_argument('--all', action='store_true', help='all data and systems')
     parser.add_argument('--model', help=f'{", ".join(SUPPORTED)} (default: idgl)')
-    parser.add_argument('--runs', type=positive, default=5, help='seeds 0 to RUNS - 1')
+    parser.add_argument('--runs', type=positive, default=5, help='number of seeds')
+    parser.add_argument('--first', type=int, default=0, help='first seed')
     parser.add_argument(
         '--splits',
         choices=['seeds', 'paper'],
@@ -245,6 +249,7 @@ def main(argv: list[str] | None = None) -> int:
         system,
         args.runs,
         args.root,
+        args.first,
         paper_splits=args.splits == 'paper',
         **run_options(args),
     )

@@ -288,6 +288,28 @@ def cell(markdown, row, column):
     return line[lines[0].index(column)]
 
 
+def test_seeds_may_begin_anywhere(tmp_path, monkeypatch):
+    calls = []
+
+    def fake(system, dataset, seed, root, **kwargs):
+        calls.append(seed)
+        return record()
+
+    monkeypatch.setattr(node_classification, 'run', fake)
+    argv = ['--dataset', 'wine', '--model', 'gcn-knn', '--results', str(tmp_path)]
+    for more, command in [
+        (['--runs', '2', '--first', '3'], '--runs 2 --first 3'),
+        (['--runs', '2'], '--runs 5'),  # those of the first call as well
+        ([], '--runs 5'),
+    ]:
+        assert node_classification.main([*argv, *more]) == 0
+        content = node_classification.read_results(
+            'wine', System('gcn-knn'), folder=tmp_path
+        )
+        assert content['command'].endswith(f'gcn-knn {command}')
+    assert calls == [3, 4, 0, 1, 2]
+
+
 def test_report(tmp_path):
     write_result(tmp_path, 'cora', 'idgl', [0.84, 0.85, 0.84, 0.85, 0.84])
     write_result(tmp_path, 'cora', 'gcn', [0.81, 0.82])
