@@ -2,8 +2,7 @@ r"""IDGL: the one loop of Algorithm 1, which IDGL-Anch shares."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,25 +34,13 @@ from .anchors import Anchors
 from .backbone import Backbone
 from .conv import ConvLike, conv_resolver
 from .graph_learner import GraphLearner
-from .inputs import InputCache, Inputs, prepare_inputs
+from .inputs import InputCache, Inputs, cacheable, prepare_inputs
 from .regularization import graph_regularization
 from .similarity import MetricLike, metric_resolver
 from .stopping import still_changing, where_active
 from .trace import Trace
 
 __all__ = ['IDGL']
-
-
-@contextlib.contextmanager
-def _cacheable(cached: bool) -> Iterator[None]:
-    """Inference mode makes tensors that no later step can use: what is kept for later
-    ones is made without it, and without gradients.
-    """
-    if cached and torch.is_inference_mode_enabled():
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    else:
-        yield
 
 
 class IDGL(Module):
@@ -312,7 +299,7 @@ class IDGL(Module):
         if max_iters is None:
             max_iters = self.max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
-        with _cacheable(self.cached):
+        with cacheable(self.cached):
             inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
             # Graphs are compared by small differences: mixed precision would lose them.
             with torch.autocast(inputs.signal.x.device.type, enabled=False):

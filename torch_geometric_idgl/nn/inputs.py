@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from ..ops.features import to_features
 from ..ops.layout import Layout
 from .initial_graph import edges_from_adjacency, given_graph, knn_initial_graph
 
-__all__ = ['InputCache', 'Inputs', 'prepare_inputs']
+__all__ = ['InputCache', 'Inputs', 'cacheable', 'prepare_inputs']
 
 
 class Inputs(NamedTuple):
@@ -77,6 +79,18 @@ class InputCache:
                 )
             return None
         return Inputs(Signal(to_features(x), initial.rows), initial)
+
+
+@contextlib.contextmanager
+def cacheable(cached: bool) -> Iterator[None]:
+    """Inference mode makes tensors that no later step can use: what is kept for later
+    ones is made without it, and without gradients.
+    """
+    if cached and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
 
 
 def prepare_inputs(
