@@ -13,7 +13,7 @@ from torch_geometric.nn import APPNP, BatchNorm, GATConv, GCNConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import scatter, to_torch_csr_tensor
 
-from baselines.features import dropout
+from baselines.features import FeatureLinear, dropout, linear
 
 __all__ = ['GNN', 'APPNPNet', 'diffuse', 'make_gnn']
 
@@ -73,6 +73,8 @@ class GNN(torch.nn.Module):
                 m = out_heads if last else heads
                 layer = GATConv(width, out, m, concat=not last, dropout=dropout)
                 out = out if last else out * m
+            if i == 0 and conv != 'graphsage':
+                layer.lin = FeatureLinear(layer.lin)
             self.convs.append(layer)
             if batch_norm and not last:
                 self.norms.append(BatchNorm(out))
@@ -100,9 +102,9 @@ def _convolve(conv: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
         return conv(x, edge_index)
     # PyG's layer averages neighbours, then projects. The other order gives the same
     # values (a mean is linear), and averages short vectors in place of bags of words.
-    h = F.linear(x, conv.lin_l.weight)
+    h = linear(x, conv.lin_l.weight)
     h = conv.propagate(edge_index, x=(h, h), size=None) + conv.lin_l.bias
-    return h + conv.lin_r(x)
+    return h + linear(x, conv.lin_r.weight)
 
 
 class APPNPNet(torch.nn.Module):
@@ -134,7 +136,7 @@ class APPNPNet(torch.nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Returns the logits of every node."""
         x = dropout(x, self.dropout, self.training)
-        x = self.lin1(x).relu()
+        x = linear(x, self.lin1.weight, self.lin1.bias).relu()
         x = F.dropout(x, self.dropout, self.training)
         return self.prop(self.lin2(x), edge_index)
 

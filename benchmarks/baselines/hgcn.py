@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from baselines.features import dropout
+from baselines.features import dropout, matmul
 
 __all__ = ['HGCN', 'Level', 'build_hierarchy', 'group_nodes']
 
@@ -144,7 +144,7 @@ class MultiChannelConv(torch.nn.Module):
     def forward(self, x: Tensor, adj: Tensor) -> Tensor:
         # sum_c a_c (A X W_c) = A X (sum_c a_c W_c): one product for all channels.
         weight = torch.einsum('c,cio->io', self.attention, self.weight)
-        return adj @ (x @ weight)
+        return matmul(adj, matmul(x, weight))
 
 
 class HGCN(torch.nn.Module):

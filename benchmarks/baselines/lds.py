@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 from tqdm.auto import tqdm
 
-from baselines.features import dropout
+from baselines.features import dropout, matmul
 from torch_geometric_idgl.training.checkpoint import (
     replacing,
     rng_state,
@@ -100,7 +100,7 @@ def gcn(params: Params, x: Tensor, graph: SampledGraph, p: float = 0.0) -> Tenso
         h = scale * h
         return scale * (graph.matmul(h) + h)
 
-    h = (propagate(dropout(x, p) @ w1) + b1).relu()
+    h = (propagate(matmul(dropout(x, p), w1)) + b1).relu()
     return propagate(dropout(h, p) @ w2) + b2
 
 

@@ -1,11 +1,12 @@
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
-from baselines.features import dropout
+from baselines.features import dropout, matmul
 from baselines.gnn import GNN, pagerank_top_k
 from baselines.hgcn import build_hierarchy, group_nodes
 from baselines.lds import (
@@ -119,6 +120,34 @@ def test_dropout_of_sparse_features():
     assert dropout(x, 0.5, training=False) is x
 
 
+@pytest.mark.parametrize('system', ['gcn', 'gat', 'graphsage', 'appnp', 'hgcn'])
+def test_sparse_features_are_features(system):
+    torch.manual_seed(0)
+    data = two_communities()
+    data.x = data.x.relu()
+    if system == 'hgcn':
+        model = HGCN(6, 8, 2, levels=2)
+    else:
+        model = make_gnn(system, 6, 2, hidden_channels=8)
+    model.eval()
+    results = []
+    for x in (data.x, data.x.to_sparse_csr()):
+        out = model(x, data.edge_index)
+        results.append([out, *torch.autograd.grad(out[:, 0].sum(), model.parameters())])
+    for from_dense, from_sparse in zip(*results, strict=True):
+        assert torch.allclose(from_dense, from_sparse, atol=1e-5)
+
+
+def test_products_with_sparse_features_differentiate_twice():
+    torch.manual_seed(0)
+    x = torch.randn(7, 5, dtype=torch.double).relu().to_sparse_csr()
+    weight = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    product = partial(matmul, dropout(x, 0.2))
+    assert torch.allclose(matmul(x, weight), x.to_dense() @ weight)
+    assert torch.autograd.gradcheck(product, weight)
+    assert torch.autograd.gradgradcheck(lambda w: product(w).square(), weight)
+
+
 # H-GCN
 
 
@@ -203,7 +232,7 @@ def test_sampled_graph():
 def test_lds_gcn_is_gcn():
     data = two_communities()
     conv = GNN('gcn', 6, 4, 2, dropout=0.0).eval().convs
-    params = [conv[0].lin.weight.t(), conv[0].bias, conv[1].lin.weight.t()]
+    params = [conv[0].lin.layer.weight.t(), conv[0].bias, conv[1].lin.weight.t()]
     params.append(conv[1].bias)
     adj = torch.zeros(24, 24)
     adj[data.edge_index[0], data.edge_index[1]] = 1.0
