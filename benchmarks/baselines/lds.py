@@ -10,6 +10,7 @@ the last few inner steps. The other half of the dev set decides when to stop.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from torch_geometric_idgl.training.checkpoint import (
 )
 
 __all__ = [
+    'EdgeSampler',
     'InnerState',
     'Outer',
     'SampledGraph',
@@ -42,6 +44,50 @@ __all__ = [
 ]
 
 Params = list[Tensor]
+
+
+class EdgeSampler:
+    r"""Draws pairs of nodes, each with a probability of its own.
+
+    Nearly all probabilities are tiny after the first outer step. Of those below
+    :obj:`rare`, candidates are found by skipping geometrically distributed numbers of
+    pairs, and each is kept with its share of :obj:`rare`: the same distribution as one
+    random number for each pair, for the price of the candidates.
+
+    Args:
+        theta (torch.Tensor): The probability of each pair.
+        rare (float, optional): (default: :obj:`1 / 64`)
+    """
+
+    def __init__(self, theta: Tensor, rare: float = 1 / 64):
+        self.num_nodes = theta.size(1)
+        place = theta.flatten().nonzero().squeeze(1)
+        prob = theta.flatten()[place]
+        is_rare = prob < rare
+        self.rare = rare
+        self.likely = (place[~is_rare], prob[~is_rare])
+        self.unlikely = (place[is_rare], prob[is_rare] / rare)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """The two nodes of each pair drawn."""
+        place, prob = self.unlikely
+        candidate = self._candidates(place.numel())
+        parts = [self.likely, (place[candidate], prob[candidate])]
+        drawn = torch.cat([at[torch.rand_like(p) < p] for at, p in parts])
+        row = drawn.div(self.num_nodes, rounding_mode='floor')
+        return row, drawn % self.num_nodes
+
+    def _candidates(self, total: int) -> Tensor:
+        """Which of so many trials succeed with the probability :obj:`rare`."""
+        device, found, last = self.likely[0].device, [], -1
+        while last < total:
+            count = int(1.1 * self.rare * (total - last)) + 64
+            uniform = torch.rand(count, dtype=torch.double, device=device)
+            skipped = ((1 - uniform).log() / math.log1p(-self.rare)).floor()
+            found.append(last + (skipped.long() + 1).cumsum(0))
+            last = int(found[-1][-1])
+        place = torch.cat(found)
+        return place[place < total]
 
 
 class SampledGraph:
@@ -58,12 +104,13 @@ class SampledGraph:
         self.factors: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
-    def sample(cls, theta: Tensor) -> SampledGraph:
-        """Makes pair `i < j` an edge with probability `theta[i, j]`."""
-        row, col = (torch.rand_like(theta) < theta).triu_(1).nonzero().t()
+    def sample(cls, edges: EdgeSampler) -> SampledGraph:
+        """Makes pairs `i < j` edges with their probabilities."""
+        row, col = edges.sample()
         index = torch.stack([torch.cat([row, col]), torch.cat([col, row])])
-        value = theta.new_ones(index.size(1))
-        adj = torch.sparse_coo_tensor(index, value, theta.shape, check_invariants=False)
+        value = edges.likely[1].new_ones(index.size(1))
+        shape = (edges.num_nodes, edges.num_nodes)
+        adj = torch.sparse_coo_tensor(index, value, shape, check_invariants=False)
         return cls(adj.to_sparse_csr())
 
     def matmul(self, h: Tensor) -> Tensor:
@@ -177,7 +224,8 @@ def hypergradient(outer_loss: Tensor, graphs: list[SampledGraph]) -> Tensor:
 @torch.no_grad()
 def predict(params: Params, x: Tensor, theta: Tensor, samples: int) -> Tensor:
     """Class probabilities, averaged over sampled graphs."""
-    graphs = (SampledGraph.sample(theta) for _ in range(samples))
+    edges = EdgeSampler(theta)
+    graphs = (SampledGraph.sample(edges) for _ in range(samples))
     return sum(gcn(params, x, graph).softmax(-1) for graph in graphs) / samples
 
 
@@ -324,18 +372,18 @@ def fit_lds(
         lowest, waited, window = float('inf'), 0, 0
         while waited < inner_patience and window < max_windows:
             graphs, losses = [], []
-            state = state.detach()
+            state, edges = state.detach(), EdgeSampler(outer.theta)
             for _ in range(tau):
-                graphs.append(SampledGraph.sample(outer.theta))
+                graphs.append(SampledGraph.sample(edges))
                 loss = inner_loss(state, graphs[-1])
                 state = inner_step(state, loss, lr)
                 losses.append(loss.item())
-            graphs.append(SampledGraph.sample(outer.theta))
+            graphs.append(SampledGraph.sample(edges))
             out = gcn(state.params, x, graphs[-1])[outer.outer_nodes]
             outer_loss = F.cross_entropy(out, y[outer.outer_nodes])
             grad = hypergradient(outer_loss, graphs)
             # Projected gradient descent: probabilities stay in [0, 1].
-            outer.theta = (outer.theta - outer.rate * grad).clamp_(0.0, 1.0).triu_(1)
+            outer.theta.sub_(grad, alpha=outer.rate).clamp_(0.0, 1.0)
             outer.rate *= outer_decay
             outer.steps += 1
             window += 1

@@ -10,6 +10,7 @@ from baselines.features import dropout, matmul
 from baselines.gnn import GNN, pagerank_top_k
 from baselines.hgcn import build_hierarchy, group_nodes
 from baselines.lds import (
+    EdgeSampler,
     InnerState,
     Outer,
     SampledGraph,
@@ -221,12 +222,39 @@ def test_sampled_graph():
     torch.manual_seed(0)
     theta = torch.rand(30, 30).triu(1)
     theta[0, 1], theta[0, 2] = 1.0, 0.0
-    adj = torch.stack([SampledGraph.sample(theta).adj.to_dense() for _ in range(300)])
+    edges = EdgeSampler(theta)
+    adj = torch.stack([SampledGraph.sample(edges).adj.to_dense() for _ in range(300)])
     assert torch.equal(adj, adj.transpose(1, 2))
     assert float(adj.diagonal(dim1=1, dim2=2).sum()) == 0.0
     assert bool((adj[:, 0, 1] == 1).all()) and bool((adj[:, 0, 2] == 0).all())
     # Standard error of a frequency of 300 draws is at most 0.029.
     assert float((adj.mean(0).triu(1) - theta).abs().max()) < 0.15
+
+
+@pytest.mark.parametrize('rare', [1 / 64, 1 / 4])
+def test_rare_edges_have_their_probabilities(rare):
+    torch.manual_seed(0)
+    theta = torch.zeros(50, 50)
+    probs = (0.001, 0.01, 0.1, 0.5)
+    for row, prob in enumerate(probs):
+        theta[row, 10:] = prob
+    edges, draws = EdgeSampler(theta, rare), 2000
+    counts = torch.zeros(draws, len(probs))
+    for count in counts:
+        row, col = edges.sample()
+        assert bool((theta[row, col] > 0).all())
+        assert row.numel() == torch.unique(row * 50 + col).numel()
+        count += row.bincount(minlength=len(probs))
+    for prob, count in zip(probs, counts.t(), strict=True):
+        # Sums of 40 independent draws: mean and variance of a binomial distribution.
+        mean, var = 40 * prob, 40 * prob * (1 - prob)
+        assert abs(float(count.mean()) - mean) < 5 * (var / draws) ** 0.5
+        assert 0.8 < float(count.var()) / var < 1.25
+
+
+def test_nothing_is_drawn_from_nothing():
+    row, col = EdgeSampler(torch.zeros(3, 3)).sample()
+    assert row.numel() == col.numel() == 0
 
 
 def test_lds_gcn_is_gcn():
@@ -263,7 +291,8 @@ def test_hypergradient_against_finite_differences(tau):
     x = torch.randn(n, 4, dtype=double)
     y = torch.randint(3, (n,))
     theta = torch.full((n, n), 0.4, dtype=double).triu(1)
-    mats = [SampledGraph.sample(theta).adj.to_dense() for _ in range(tau + 1)]
+    edges = EdgeSampler(theta)
+    mats = [SampledGraph.sample(edges).adj.to_dense() for _ in range(tau + 1)]
     shapes = [(4, 5), (5,), (5, 3), (3,)]
     start = [0.5 * torch.randn(shape, dtype=double) for shape in shapes]
 
@@ -314,7 +343,7 @@ def test_outer_problem_lowers_its_loss():
     params = init_gcn(data.num_features, 16, 2)
     nodes, losses = outer.outer_nodes, []
     for _ in range(80):
-        graph = SampledGraph.sample(outer.theta)
+        graph = SampledGraph.sample(EdgeSampler(outer.theta))
         out = gcn(params, data.x, graph)
         loss = F.cross_entropy(out[nodes], data.y[nodes])
         outer.theta = outer.theta - 5.0 * hypergradient(loss, [graph])
