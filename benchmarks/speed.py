@@ -20,7 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from common import HERE, RESULTS, exponent, machine, versions, write_json
+from common import (
+    HERE,
+    KEEP_MEMORY,
+    RESULTS,
+    exponent,
+    machine,
+    versions,
+    write_json,
+)
 
 from torch_geometric_idgl.datasets import stage_data
 
@@ -44,9 +52,6 @@ TARGETS = {
 }
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 TILED_SIZES = (3_000, 10_000, 30_000)  # quadratic in time
-# Tells the C library to keep freed memory. By default it gives tensors of more than
-# 32 MB back at once, and the next ones are paged in again: a jump between two sizes.
-KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 KINDS = ('low-rank', 'anchor', 'tiled')
 
 

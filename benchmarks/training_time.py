@@ -3,17 +3,20 @@
     python benchmarks/training_time.py --datasets cora citeseer --runs 5
 
 One run after the other, seed by seed, so that the machine is the same for all; each in
-a process of its own. Times are kept in benchmarks/results/training_time.json, scores
-where node_classification.py keeps them.
+a process of its own, whose C library keeps freed memory (unless the environment says
+otherwise). Times are kept in benchmarks/results/training_time.json with when they were
+taken, scores where node_classification.py keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 
-from common import read_json, write_json
+from common import KEEP_MEMORY, read_json, write_json
 from node_classification import run_seed
 from options import (
     add_options,
@@ -46,6 +49,7 @@ def wanted_runs(args: argparse.Namespace) -> list[Run]:
 def time_run(dataset: str, name: str, seed: int, args: argparse.Namespace) -> None:
     """Times one run and writes it down."""
     system = System.parse(name)
+    started = datetime.now(timezone.utc).isoformat(timespec='seconds')
     record = run_seed(
         dataset,
         system,
@@ -63,6 +67,7 @@ def time_run(dataset: str, name: str, seed: int, args: argparse.Namespace) -> No
             'seed': seed,
             'seconds': record['seconds'],
             'epochs': record['epochs'],
+            'started': started,
             'settings': load_settings(system, dataset),
             'command': f'python benchmarks/training_time.py --datasets {dataset} '
             f'--models {name} --first {seed} --runs 1',
@@ -83,9 +88,9 @@ def time_in_turn(runs: list[Run], args: argparse.Namespace) -> int:
     failed = []
     for dataset, name, seed in runs:
         options = ['--datasets', dataset, '--models', name, '--first', str(seed)]
-        options += ['--runs', '1', *passed_on(args), '--no-table']
+        options += ['--runs', '1', *passed_on(args), '--here']
         command = [sys.executable, __file__, *options]
-        if subprocess.run(command).returncode != 0:
+        if subprocess.run(command, env={**KEEP_MEMORY, **os.environ}).returncode != 0:
             failed.append(f'{dataset} {name} seed {seed}')
     if failed:
         print(f'Not finished (see above): {", ".join(failed)}')
@@ -100,7 +105,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--models', nargs='+', choices=TIME_ROWS, default=TIME_ROWS)
     parser.add_argument('--first', type=int, default=0, help='first seed')
     parser.add_argument('--runs', type=positive, default=5, help='number of seeds')
-    parser.add_argument('--no-table', action='store_true', help='only time')
+    parser.add_argument(
+        '--here', action='store_true', help='in this process, and without the table'
+    )
     add_options(parser)
     return parser.parse_args(argv)
 
@@ -109,14 +116,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stage(args)
-    runs, code = wanted_runs(args), 0
-    if len(runs) == 1:
-        time_run(*runs[0], args)
-    else:
-        code = time_in_turn(runs, args)
-    if not args.no_table:
-        content, missing = time_table(args.results)
-        print(f'\n{content}\n\n{describe(missing)}')
+    runs = wanted_runs(args)
+    if args.here:
+        for run in runs:
+            time_run(*run, args)
+        return 0
+    code = time_in_turn(runs, args)
+    content, missing = time_table(args.results)
+    print(f'\n{content}\n\n{describe(missing)}')
     return code
 
 

@@ -3,6 +3,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from datetime import datetime
 from pathlib import Path
 
 import common
@@ -173,7 +174,7 @@ def test_contradictory_options(argv, capsys):
 )
 def test_errors_are_explained(script, argv, message, tmp_path, capsys):
     argv = [*argv, '--root', str(tmp_path), '--results', str(tmp_path)]
-    argv += ['--runs', '1'] if script is training_time else []
+    argv += ['--runs', '1', '--here'] if script is training_time else []
     assert script.main(argv) == 1
     assert message in capsys.readouterr().err
 
@@ -749,9 +750,14 @@ def test_training_time(tmp_path, monkeypatch, capsys):
         order.append((str(system), seed))
         return record(seconds={'gcn': 2.0}.get(str(system), 8.0))
 
-    def here(command):  # In place of a process of its own.
+    def here(command, env):  # In place of a process of its own.
+        # It keeps freed memory, unless it is told otherwise.
+        assert env['MALLOC_MMAP_MAX_'] == '7'
+        assert int(env['MALLOC_TRIM_THRESHOLD_']) >= 1 << 40
         return subprocess.CompletedProcess(command, training_time.main(command[2:]))
 
+    monkeypatch.setenv('MALLOC_MMAP_MAX_', '7')
+    monkeypatch.delenv('MALLOC_TRIM_THRESHOLD_', raising=False)
     monkeypatch.setattr(node_classification, 'run', fake)
     monkeypatch.setattr(training_time.subprocess, 'run', here)
     argv = ['--datasets', 'pubmed', '--runs', '2', '--results', str(tmp_path)]
@@ -774,10 +780,11 @@ def test_training_time(tmp_path, monkeypatch, capsys):
     assert read_json(results_file('pubmed', System('gcn'), tmp_path)) == content
     timed = read_json(tmp_path / 'training_time.json')['runs']
     assert [(run['system'], run['seed']) for run in timed] == [('gcn', 1)]
+    assert datetime.fromisoformat(timed[0]['started']).tzinfo is not None
 
 
 def test_training_time_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
-    def fails(command):
+    def fails(command, env):
         return subprocess.CompletedProcess(command, int('gat' in command))
 
     monkeypatch.setattr(training_time.subprocess, 'run', fails)
