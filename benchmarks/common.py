@@ -11,6 +11,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ import yaml
 
 import torch_geometric_idgl
 from torch_geometric_idgl.training.checkpoint import replacing
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / 'configs'
@@ -46,6 +52,23 @@ TITLES = {
     'cancer': 'Cancer',
     'digits': 'Digits',
 }
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Keeps others that use this from the folder of a file while it is read, changed
+    and written (where the system has such locks).
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _git(*arguments: str) -> str:

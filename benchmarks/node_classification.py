@@ -3,7 +3,9 @@
     python benchmarks/node_classification.py --dataset cora --model idgl --runs 5
     python benchmarks/node_classification.py --all
 
-Each finished seed is written to benchmarks/results/ at once and never run again.
+Each finished seed is written to benchmarks/results/ at once and never run again: seeds
+whose results are there already, those of the repository among them, are only shown.
+`--results` names another folder, to train them anew.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import common
-from common import DATASETS, RESULTS, TABLES, percent, read_json, table, write_json
+from common import (
+    DATASETS,
+    RESULTS,
+    TABLES,
+    locked,
+    percent,
+    read_json,
+    table,
+    write_json,
+)
 from options import (
     add_options,
     explain_errors,
@@ -131,30 +142,34 @@ def run_seed(
         'machine': common.machine(device),
         'versions': common.versions(),
     }
-    # Another process may have finished another seed, or changed the tuned settings.
-    content = read_results(dataset, system, folder, paper_splits, settings)
-    if seed not in (seeds := [r['seed'] for r in content['runs']]):
-        content['command'] = command(dataset, system, [seed, *seeds], paper_splits)
-        content['runs'].append(record)
-        write_json(results_file(dataset, system, folder, paper_splits), content)
+    file = results_file(dataset, system, folder, paper_splits)
+    with locked(file):
+        # Another process may have finished another seed, or changed the settings.
+        content = read_results(dataset, system, folder, paper_splits, settings)
+        if seed not in (seeds := [r['seed'] for r in content['runs']]):
+            content['command'] = command(dataset, system, [seed, *seeds], paper_splits)
+            content['runs'].append(record)
+            write_json(file, content)
     return record
 
 
 def run_pair(
     dataset: str, system: System, runs: int, root: str, first: int = 0, **options: Any
-) -> dict:
+) -> list[dict]:
     """Runs the seeds of a pair that are not in its results file yet; the options are
-    those of :meth:`run_seed`.
+    those of :meth:`run_seed`. Returns the runs of all these seeds.
     """
     where = (options.get('folder', RESULTS), options.get('paper_splits', False))
-    content = read_results(dataset, system, *where)
+    stored = {r['seed']: r for r in read_results(dataset, system, *where)['runs']}
+    records = []
     for seed in range(first, first + runs):
-        record = next((r for r in content['runs'] if r['seed'] == seed), None)
-        if record is None:
-            record = run_seed(dataset, system, seed, root, **options)
-            content = read_results(dataset, system, *where)
-        print(_line(dataset, system, record), flush=True)
-    return content
+        known = seed in stored
+        if not known:
+            stored[seed] = run_seed(dataset, system, seed, root, **options)
+        line = _line(dataset, system, stored[seed])
+        print(line + ' (stored, not run)' * known, flush=True)
+        records.append(stored[seed])
+    return records
 
 
 def _line(dataset: str, system: System, record: dict) -> str:
@@ -201,7 +216,8 @@ def run_all(args: argparse.Namespace) -> int:
     runs += [(d, s, 'seeds') for d, s in all_pairs() if d in TABLES and s.is_published]
     for dataset, system, splits in runs:
         options = ['--dataset', dataset, '--model', str(system), '--splits', splits]
-        options += ['--runs', str(args.runs), *passed_on(args)]
+        options += ['--runs', str(args.runs), '--first', str(args.first)]
+        options += passed_on(args)
         code = subprocess.run([sys.executable, __file__, *options]).returncode
         if code != 0:
             failed.append(f'{dataset} {system} ({splits} splits)')
@@ -244,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_all(args)
     system = System.parse(args.model or 'idgl', args.config or args.settings or 'paper')
     check_supported(system, args.dataset)
-    content = run_pair(
+    runs = run_pair(
         args.dataset,
         system,
         args.runs,
@@ -253,11 +269,10 @@ def main(argv: list[str] | None = None) -> int:
         paper_splits=args.splits == 'paper',
         **run_options(args),
     )
-    runs = content['runs']
     rows = [
         [str(r['seed']), f'{100 * r["dev"]:.1f}', f'{100 * r["test"]:.1f}']
         + [str(r['epochs']), f'{r["seconds"]:.1f}', f'{r["peak_memory_mb"]:.0f}']
-        for r in sorted(runs, key=lambda r: r['seed'])
+        for r in runs
     ]
     rows.append(
         ['mean ± std', percent([r['dev'] for r in runs])]

@@ -34,6 +34,7 @@ from common import (
     DATASETS,
     RESULTS,
     TABLES,
+    locked,
     percent,
     read_yaml,
     table,
@@ -173,13 +174,15 @@ def append_log(file: Path, record: dict[str, Any]) -> None:
 
 def rank(log: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
     """Trials with all seeds finished, the best first."""
-    by_trial: dict[str, list[dict]] = {}
+    by_trial: dict[str, dict[int, dict]] = {}
     for record in log:
         if record['seed'] < seeds:
-            by_trial.setdefault(as_key(record['settings']), []).append(record)
+            trial = by_trial.setdefault(as_key(record['settings']), {})
+            trial.setdefault(record['seed'], record)
     ranked = []
-    for records in by_trial.values():
-        if len({r['seed'] for r in records}) == seeds:
+    for trial in by_trial.values():
+        if len(trial) == seeds:
+            records = list(trial.values())
             losses = [r.get('dev_cross_entropy', r['dev_loss']) for r in records]
             ranked.append(
                 {
@@ -195,24 +198,26 @@ def rank(log: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
 
 
 def most_seeds(log: list[dict[str, Any]]) -> int:
-    """The number of seeds of the trial that has most: what all are compared with, so
-    that a search with few seeds does not replace the winner of one with more.
+    """The largest number of seeds that at least two trials have: what all are compared
+    with, so that a search with few seeds does not replace the winner of one with more
+    (and one that was stopped at the first trial of a further seed decides nothing).
     """
     seeds: dict[str, set[int]] = {}
     for record in log:
         seeds.setdefault(as_key(record['settings']), set()).add(record['seed'])
-    return max(map(len, seeds.values()), default=0)
+    return sorted([0, 0, *map(len, seeds.values())])[-2]
 
 
 def write_winner(base: str, dataset: str, params: dict[str, Any], file: Path) -> None:
     """Puts the best setting into the file of tuned ones; its comment stays."""
-    text = file.read_text(encoding='utf-8') if file.exists() else ''
-    comment = ''.join(
-        line for line in text.splitlines(keepends=True) if line.startswith('#')
-    )
-    content = yaml.safe_load(text) or {}
-    content.setdefault(base, {})[dataset] = params
-    write_text(file, comment + yaml.safe_dump(content, sort_keys=True))
+    with locked(file):
+        text = file.read_text(encoding='utf-8') if file.exists() else ''
+        comment = ''.join(
+            line for line in text.splitlines(keepends=True) if line.startswith('#')
+        )
+        content = yaml.safe_load(text) or {}
+        content.setdefault(base, {})[dataset] = params
+        write_text(file, comment + yaml.safe_dump(content, sort_keys=True))
 
 
 def search(
@@ -293,7 +298,9 @@ def search(
             kept += ('epochs', 'best_epoch', 'seconds')
             line: dict[str, Any] = {'trial': number, 'seed': run_seed, 'params': params}
             line |= {key: record[key] for key in kept if key in record}
-            append_log(file, {**line, 'settings': settings, 'command': command})
+            line |= {'settings': settings, 'command': command}
+            made = {'machine': common.machine(device), 'versions': common.versions()}
+            append_log(file, {**line, **made})
             print(
                 f'trial {number} seed {run_seed}: dev {100 * line["dev"]:.1f}, '
                 f'loss {line["dev_loss"]:.4f} {params or "(published)"}',

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 
-from common import KEEP_MEMORY, read_json, write_json
+from common import KEEP_MEMORY, locked, read_json, write_json
 from node_classification import run_seed
 from options import (
     add_options,
@@ -59,23 +59,23 @@ def time_run(dataset: str, name: str, seed: int, args: argparse.Namespace) -> No
         **run_options(args),
     )
     file = args.results / 'training_time.json'
-    content = read_json(file) or {'runs': []}
-    content['runs'].append(
-        {
-            'dataset': dataset,
-            'system': name,
-            'seed': seed,
-            'seconds': record['seconds'],
-            'epochs': record['epochs'],
-            'started': started,
-            'settings': load_settings(system, dataset),
-            'command': f'python benchmarks/training_time.py --datasets {dataset} '
-            f'--models {name} --first {seed} --runs 1',
-            'machine': record['machine'],
-            'versions': record['versions'],
-        }
-    )
-    write_json(file, content)
+    timed = {
+        'dataset': dataset,
+        'system': name,
+        'seed': seed,
+        'seconds': record['seconds'],
+        'epochs': record['epochs'],
+        'started': started,
+        'settings': load_settings(system, dataset),
+        'command': f'python benchmarks/training_time.py --datasets {dataset} '
+        f'--models {name} --first {seed} --runs 1',
+        'machine': record['machine'],
+        'versions': record['versions'],
+    }
+    with locked(file):
+        content = read_json(file) or {'runs': []}
+        content['runs'].append(timed)
+        write_json(file, content)
     print(
         f'{dataset} {name} seed {seed}: {record["seconds"]:.1f} s, '
         f'{record["epochs"]} epochs',

@@ -19,6 +19,7 @@ from torch_geometric_idgl.datasets import load
 
 parser = argparse.ArgumentParser()
 parser.add_argument('--root', default='data', help='holds Planetoid/PubMed/raw')
+parser.add_argument('--source', help='read-only folder to fill ROOT from')
 parser.add_argument('--epochs', type=int, default=1000)
 parser.add_argument('--patience', type=int, default=100)
 parser.add_argument('--anchors', type=int, default=700)
@@ -28,7 +29,7 @@ args = parser.parse_args()
 
 seed_everything(args.seed)
 device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-data = load('pubmed', args.root).to(device)
+data = load('pubmed', args.root, source=args.source).to(device)
 
 model = IDGLAnch(
     data.num_features,

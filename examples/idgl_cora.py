@@ -19,6 +19,7 @@ from torch_geometric_idgl.datasets import load
 
 parser = argparse.ArgumentParser()
 parser.add_argument('--root', default='data', help='holds Planetoid/Cora/raw')
+parser.add_argument('--source', help='read-only folder to fill ROOT from')
 parser.add_argument('--epochs', type=int, default=1000)
 parser.add_argument('--patience', type=int, default=100)
 parser.add_argument('--lr', type=float, default=0.01)
@@ -27,7 +28,7 @@ args = parser.parse_args()
 
 seed_everything(args.seed)
 device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-data = load('cora', args.root).to(device)
+data = load('cora', args.root, source=args.source).to(device)
 
 model = IDGL(
     data.num_features,

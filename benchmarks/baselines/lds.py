@@ -359,7 +359,7 @@ def fit_lds(
         return F.cross_entropy(out[train], y[train]) + decay
 
     bar = tqdm(
-        total=max_restarts,
+        total=outer.restart + patience,
         initial=outer.restart,
         disable=not progress,
         desc='LDS',
@@ -392,6 +392,7 @@ def fit_lds(
             bar.set_postfix(train=f'{lowest:.3f}', outer=f'{outer_loss.item():.3f}')
         outer.compare(predict(state.detach().params, x, outer.theta, samples), y)
         outer.seconds += time.perf_counter() - start
+        bar.total = min(max_restarts, outer.restart + patience - outer.stale)
         bar.update()
         if file is not None:
             outer.save(file)

@@ -93,7 +93,7 @@ def test_paper_splits(tmp_path, config, monkeypatch, capsys):
     assert "whose splits are drawn (got 'cora'" in capsys.readouterr().err
 
 
-def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch):
+def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, capsys):
     seeds = []
 
     def fake(system, dataset, seed, root, **kwargs):
@@ -109,8 +109,14 @@ def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch):
         run_pair('wine', system, 3, 'data', folder=tmp_path)
     file = results_file('wine', system, tmp_path)
     assert [run['seed'] for run in read_json(file)['runs']] == [0, 1]
+    capsys.readouterr()
     run_pair('wine', system, 4, 'data', folder=tmp_path)
     assert seeds == [0, 1, 2, 2, 3]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith(' (stored, not run)') for line in lines] == [1, 1, 0, 0]
+    # What is shown is what was asked for, not all there is.
+    found = run_pair('wine', system, 2, 'data', first=1, folder=tmp_path)
+    assert [run['seed'] for run in found] == [1, 2]
     assert [run['seed'] for run in read_json(file)['runs']] == [0, 1, 2, 3]
     assert not list(tmp_path.rglob('*.tmp'))
 
@@ -240,14 +246,16 @@ def test_all_runs_each_pair_in_its_own_process(tmp_path, monkeypatch, capsys):
         return subprocess.CompletedProcess(command, int(failed))
 
     monkeypatch.setattr(node_classification.subprocess, 'run', fake)
-    argv = ['--all', '--runs', '2', '--root', str(tmp_path), '--quiet']
+    argv = ['--all', '--runs', '2', '--first', '5']
+    argv += ['--root', str(tmp_path), '--quiet']
     assert node_classification.main(argv) == 1
     drawn = [s for d, s in all_pairs() if d in TABLES and s.is_published]  # on both
     assert len(commands) == len(all_pairs()) + len(drawn)
     for command in commands:
         args = node_classification.parse_args(command[2:])
         assert args.splits == 'seeds' or args.dataset in TABLES
-        assert args.runs == 2 and args.root == str(tmp_path) and args.quiet
+        assert (args.runs, args.first) == (2, 5)
+        assert args.root == str(tmp_path) and args.quiet
         systems.check_supported(System.parse(args.model), args.dataset)
     # The rest goes on where one fails.
     assert 'Not finished (see above): ogbn-arxiv gcn' in capsys.readouterr().out
@@ -643,6 +651,22 @@ def test_search_halves_but_for_published_runs(tmp_path, monkeypatch):
     options['given'] = [{'lr': 4.0}]
     assert search.search('gcn', 'cora', 'data', 1, 1, **options) == ranked
     assert calls[5:] == [(4.0, 0)]
+
+
+def test_search_that_was_stopped_decides_nothing():
+    def runs(lr, *devs):
+        line = {'params': {'lr': lr}, 'settings': {'lr': lr}, 'dev_loss': 1.0}
+        return [{**line, 'seed': seed, 'dev': dev} for seed, dev in enumerate(devs)]
+
+    # The first trial had begun a third seed.
+    log = runs(0.1, 0.5, 0.5, 0.5) + runs(0.2, 0.9, 0.9)
+    assert search.most_seeds(log) == 2
+    ranked = search.rank(log, search.most_seeds(log))
+    assert [trial['params'] for trial in ranked] == [{'lr': 0.2}, {'lr': 0.1}]
+    assert search.most_seeds([]) == search.most_seeds(runs(0.1, 0.5)) == 0
+    # A run that is logged twice counts once.
+    log += runs(0.2, 0.3)
+    assert search.rank(log, 2) == ranked
 
 
 def test_search_forgets_runs_of_other_published_settings(tmp_path, monkeypatch):

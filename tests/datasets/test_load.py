@@ -138,6 +138,13 @@ def test_load_planetoid_missing_files(tmp_path):
         load('citeseer', tmp_path)
     assert 'ind.citeseer.test.index, ind.citeseer.y missing' in str(e.value)
     assert f"these files in '{folder}'" in str(e.value)
+    assert "'source' names a read-only folder" in str(e.value)
+    source = tmp_path / 'source'
+    source.mkdir()
+    (source / 'w').touch()
+    with pytest.raises(FileNotFoundError, match='is incomplete'):
+        load('citeseer', tmp_path / 'root', source=source)
+    assert (tmp_path / 'root' / 'w').exists()
 
 
 def test_load_unknown(tmp_path):

@@ -26,6 +26,7 @@ def load(
     root: str | os.PathLike,
     seed: int = 0,
     sparse_x: bool = False,
+    source: str | os.PathLike | None = None,
 ) -> Data:
     r"""Loads a node classification graph of the paper by its name.
 
@@ -47,12 +48,16 @@ def load(
             other data has one split. (default: :obj:`0`)
         sparse_x (bool, optional): If set to :obj:`True`, :obj:`data.x` is a sparse CSR
             tensor. (default: :obj:`False`)
+        source (str, optional): A read-only directory whose files are laid out in
+            :obj:`root` first, as by :meth:`stage_data`. (default: :obj:`None`)
 
     Returns:
         torch_geometric.data.Data: The graph with :obj:`train_mask`, :obj:`val_mask` and
         :obj:`test_mask`.
     """
     root, key = Path(root), name.lower()
+    if source is not None:
+        stage_data(source, root)
     if key in _PLANETOID:
         folder = root / 'Planetoid' / _PLANETOID[key] / 'raw'
         _check_files(name, folder, [f'ind.{key}.{part}' for part in _PLANETOID_PARTS])
@@ -125,5 +130,5 @@ def _check_files(name: str, folder: Path, files: list[str]) -> None:
         raise FileNotFoundError(
             f"The '{name}' data is incomplete: {', '.join(missing)} missing. Expected "
             f"{'this file' if len(missing) == 1 else 'these files'} in '{folder}'; "
-            f"'stage_data' puts those of a read-only folder into their places"
+            f"'source' names a read-only folder to take them from"
         )
