@@ -13,7 +13,7 @@ from torch_geometric.nn import APPNP, BatchNorm, GATConv, GCNConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import scatter, to_torch_csr_tensor
 
-from baselines.features import FeatureLinear, dropout, linear
+from baselines.features import FeatureLinear, dropout, linear, matmul
 
 __all__ = ['GNN', 'APPNPNet', 'diffuse', 'make_gnn']
 
@@ -98,6 +98,10 @@ class GNN(torch.nn.Module):
 
 
 def _convolve(conv: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
+    if isinstance(conv, GCNConv) and edge_index.layout == torch.sparse_csr:
+        # What PyG's layer does with a normalised graph, by a product whose backward
+        # pass does not sort the edges anew.
+        return matmul(edge_index, conv.lin(x)) + conv.bias
     if not isinstance(conv, SAGEConv):
         return conv(x, edge_index)
     # PyG's layer averages neighbours, then projects. The other order gives the same

@@ -86,6 +86,19 @@ def test_sage_projects_first_without_changing_values():
     assert torch.allclose(model(data.x, data.edge_index), expected, atol=1e-6)
 
 
+def test_gcn_on_a_diffused_graph_is_the_layer_of_pyg():
+    torch.manual_seed(0)
+    data = diffuse(two_communities(), alpha=0.1, k=8)
+    model = make_gnn('gcn-gdc', 6, 2, hidden_channels=8, dropout=0.0)
+    h = model.convs[0](data.x, data.edge_index).relu()
+    expected = model.convs[1](h, data.edge_index)
+    out = model(data.x, data.edge_index)
+    assert torch.allclose(out, expected, atol=1e-6)
+    weight = model.convs[0].lin.layer.weight
+    grads = [torch.autograd.grad(o.square().sum(), weight)[0] for o in (out, expected)]
+    assert torch.allclose(*grads, atol=1e-5)
+
+
 def test_gnn_batch_norm_and_heads():
     data = two_communities()
     model = GNN('gcn', 6, 8, 2, num_layers=3, batch_norm=True)
