@@ -300,6 +300,8 @@ def search(
             line |= {key: record[key] for key in kept if key in record}
             line |= {'settings': settings, 'command': command}
             made = {'machine': common.machine(device), 'versions': common.versions()}
+            # Runs that were at hand say themselves what made them.
+            made = {key: record.get(key, value) for key, value in made.items()}
             append_log(file, {**line, **made})
             print(
                 f'trial {number} seed {run_seed}: dev {100 * line["dev"]:.1f}, '
