@@ -19,7 +19,7 @@ PYTEST  := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 help:
 	@echo 'make demo         learn a graph for Digits, compare with GCN, draw it'
 	@echo 'make test         lint, types and tests'
-	@echo 'make test-sparse  tests with torch-scatter and torch-sparse (compiled, slow)'
+	@echo 'make test-sparse  all tests with torch-scatter and torch-sparse (compiled, slow)'
 	@echo 'make lint         ruff check and ruff format --check'
 	@echo 'make types        mypy'
 	@echo 'make format       apply what ruff can mend'
@@ -60,7 +60,7 @@ $(SPARSE)/.ready: $(VENV)/.torch-$(TORCH) | $(READY)
 
 test-sparse: $(SPARSE)/.ready $(READY)
 	PYTHONPATH=$(SPARSE) $(VENV)/bin/python -c 'import torch_scatter, torch_sparse'
-	PYTHONPATH=$(SPARSE) $(PYTEST) -m sparse
+	PYTHONPATH=$(SPARSE) $(PYTEST) -n $(WORKERS)
 
 # The wheel must work with its three requirements only, and not lean on the sources.
 check-wheel: $(READY)
