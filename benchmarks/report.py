@@ -4,8 +4,7 @@
     python benchmarks/report.py --update README.md benchmarks/README.md
 
 A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
-Cells say how many runs they have if not five; with fewer they count as missing. Times
-are those of one seed, unless they say how many.
+Cells say how many runs they have if not five; with fewer they count as missing.
 """
 
 from __future__ import annotations
@@ -218,7 +217,7 @@ def time_table(folder: Path) -> Table:
             gcn = seconds.get(('gcn', dataset), {}) if name != 'gcn' else {}
             offered = dataset in SUPPORTED[system.base]
             row.append(time_cell(values, gcn) + beside if offered else '–')
-            if offered and not values:
+            if offered and len(values) < RUNS:
                 missing.append((system.title, TITLES[dataset]))
         rows.append(row)
     return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
@@ -242,7 +241,7 @@ def time_cell(values: dict[int, float], gcn: dict[int, float]) -> str:
     if both := sorted({*values} & {*gcn}):
         ratio = sum(values[seed] for seed in both) / sum(gcn[seed] for seed in both)
         text += f', {ratio:.1f}×'
-    return text + (f', {count(values)}' if len(values) > 1 else '')
+    return text + (f', {count(values)}' if len(values) < RUNS else '')
 
 
 def speed_table(folder: Path) -> Table:

@@ -1,6 +1,5 @@
 """Training time: seconds until early stopping, and how often GCN's time that is.
 
-    python benchmarks/training_time.py
     python benchmarks/training_time.py --datasets cora citeseer --runs 5
 
 One run after the other, seed by seed, so that the machine is the same for all; each in
@@ -105,7 +104,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--models', nargs='+', choices=TIME_ROWS, default=TIME_ROWS)
     parser.add_argument('--first', type=int, default=0, help='first seed')
-    parser.add_argument('--runs', type=positive, default=1, help='number of seeds')
+    parser.add_argument('--runs', type=positive, default=5, help='number of seeds')
     parser.add_argument(
         '--here', action='store_true', help='in this process, and without the table'
     )
