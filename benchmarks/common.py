@@ -98,7 +98,15 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file, or returns :obj:`None` if there is none."""
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:  # of JSON, or of the encoding
+        raise ValueError(
+            f"Expected '{path}' to be a JSON file of results (got: {error}). Restore "
+            f'it, or move it away to run anew'
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

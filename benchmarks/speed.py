@@ -26,6 +26,7 @@ from common import (
     RESULTS,
     exponent,
     machine,
+    read_json,
     versions,
     write_json,
 )
@@ -278,7 +279,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.source:
         stage_data(args.source, args.root)
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result = read_json(args.out) or {}
     if args.only in (None, 'reference', 'gcn'):
         known = result.get('epochs', [])
         result['epochs'] = compare(args, args.only != 'gcn', known)
@@ -287,7 +288,7 @@ def main() -> None:
         known = result.get('scaling', [])
         save = functools.partial(save_part, args.out, result, 'scaling')
         scaling(args, known, save)
-        result = json.loads(args.out.read_text())
+        result = read_json(args.out)
         plot(result['scaling'], args.out.with_suffix('.png'))
     if args.only in (None, 'arxiv'):
         result['arxiv'] = arxiv(args)

@@ -185,6 +185,16 @@ def test_errors_are_explained(script, argv, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('content', [b'', b'{"runs": [{"seed": 0', b'\xff'])
+def test_corrupt_results_are_named(content, tmp_path):
+    file = results_file('wine', System('gcn-knn'), tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"wine_gcn-knn.json' to be a JSON file of"):
+        node_classification.read_results('wine', System('gcn-knn'), tmp_path)
+    assert file.read_bytes() == content
+
+
 def test_diverged_run_is_explained(tmp_path, monkeypatch, capsys):
     def diverges(*args, **kwargs):
         raise FloatingPointError('Expected a finite loss')
