@@ -1,61 +1,23 @@
-import json
-from dataclasses import asdict
+import warnings
+from importlib import metadata
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch_geometric import seed_everything
-from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN
 
-from torch_geometric_idgl.nn import IDGL, IDGLAnch
-from torch_geometric_idgl.training import FitRecord, accuracy, fit, loop, run_seeds
-
-QUIET = {'progress': False}
-
-
-class Stopped(Exception):
-    """What stands for the end of a process."""
-
-
-def make_data(seed=0, num_nodes=30):
-    """Three classes, in features and in edges."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(num_nodes) % 3
-    noise = torch.rand(num_nodes, 6, generator=generator)
-    x = F.one_hot(y, 6) + 0.8 * noise
-    row, col = torch.randint(num_nodes, (2, 8 * num_nodes), generator=generator)
-    edge_index = torch.stack([row, col])[:, (y[row] == y[col]) & (row < col)]
-    edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
-    part = torch.randperm(num_nodes, generator=generator) % 3
-    data = Data(x=x, edge_index=edge_index, y=y)
-    data.train_mask, data.val_mask, data.test_mask = part == 0, part == 1, part == 2
-    return data
-
-
-def make_gcn(data=None):
-    return GCN(6, 16, num_layers=2, out_channels=3, dropout=0.5, norm='batch_norm')
-
-
-def make_idgl(data=None, **kwargs):
-    kwargs = {'dropout': 0.5, 'max_iters': 3, **kwargs}
-    return IDGL(6, 16, num_layers=2, out_channels=3, **kwargs)
-
-
-def make_anch(data=None):
-    return IDGLAnch(
-        6, 16, num_layers=2, out_channels=3, dropout=0.5, max_iters=3, num_anchors=9
-    )
-
-
-def equal_records(first, second):
-    first, second = ({**asdict(r), 'seconds': 0} for r in (first, second))
-    return first == second
+from tests.training.common import QUIET, make_anch, make_data, make_gcn, make_idgl
+from torch_geometric_idgl.training import accuracy, fit, loop
 
 
 def test_accuracy():
     out = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 3.0], [0.0, 1.0]])
-    assert accuracy(out, torch.tensor([0, 1, 0, 1])) == 0.75
+    y = torch.tensor([0, 1, 0, 1])
+    assert accuracy(out, y) == accuracy(out, y.view(4, 1)) == 0.75
+    for other in [y[:1], y[:3], y.view(1, 4), y.view(2, 2), out]:
+        with pytest.raises(ValueError, match=r'\[4\] or \[4, 1\], .*\(got \['):
+            accuracy(out, other)
 
 
 @pytest.mark.parametrize('make', [make_gcn, make_idgl, make_anch])
@@ -63,7 +25,9 @@ def test_fit_learns(make):
     seed_everything(0)
     data = make_data()
     model = make()
-    record = fit(model, data, max_epochs=60, patience=20, history=True, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')  # such as that of collapsed outputs
+        record = fit(model, data, max_epochs=60, patience=20, history=True, **QUIET)
     assert record.test_score > 0.7 and record.val_score > 0.7
     assert record.seconds > 0
     assert len(record.history) == record.epochs <= 60
@@ -261,99 +225,11 @@ def test_fit_progress(capfd):
     assert capfd.readouterr() == ('', '')
     fit(make_idgl(), make_data(), max_epochs=2)
     out, err = capfd.readouterr()
-    assert out == '' and '2/2' in err
+    assert out == '' and '2/2' in err and 'IDGL: ' in err
     for name in ['train=', 'dev=', 'score=', 'iters=']:
         assert name in err
-
-
-@pytest.mark.parametrize('make', [make_gcn, make_idgl, make_anch])
-@pytest.mark.parametrize('stop', [1, 4, 8, 11])
-def test_fit_resumes(make, stop, tmp_path):
-    kwargs = {'max_epochs': 16, 'patience': 6, 'checkpoint_every': 3, 'history': True}
-    kwargs = {**kwargs, **QUIET, 'first_phase': 0 if make is make_gcn else 5}
-
-    seed_everything(0)
-    model = make()
-    record = fit(model, make_data(), **kwargs)
-    assert record.epochs > stop
-
-    def kill(epoch, values):
-        if epoch == stop:
-            raise Stopped
-
-    path = tmp_path / 'folder' / 'run.pt'
-    seed_everything(0)
-    with pytest.raises(Stopped):
-        fit(make(), make_data(), checkpoint=path, callback=kill, **kwargs)
-    assert path.exists() == (stop >= 2)
-
-    epochs = []
-    seed_everything(0 if stop < 2 else 77)  # The state of the generators is restored.
-    resumed = make()
-    again = fit(
-        resumed,
-        make_data(),
-        checkpoint=path,
-        callback=lambda epoch, values: epochs.append(epoch),
-        **kwargs,
-    )
-    assert epochs == list(range((stop + 1) // 3 * 3, record.epochs))
-    assert equal_records(again, record)
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key])
-    assert list(path.parent.iterdir()) == []
-
-
-def test_fit_rejects_another_checkpoint(tmp_path):
-    def kill(epoch, values):
-        raise Stopped
-
-    kwargs = {'checkpoint': tmp_path / 'run.pt', 'max_epochs': 4, **QUIET}
-    with pytest.raises(Stopped):
-        fit(make_gcn(), make_data(), checkpoint_every=1, callback=kill, **kwargs)
-    with pytest.raises(ValueError, match=r"run.pt' to be of a run with .*'lr': 0.5"):
-        fit(make_gcn(), make_data(), lr=0.5, **kwargs)
-    with pytest.raises(ValueError, match=r"'model': 'IDGL'.*\(got .*'model': 'GCN'"):
-        fit(make_idgl(), make_data(), **kwargs)
-
-
-@pytest.mark.parametrize('make', [make_idgl, make_anch])
-def test_fit_rejects_a_checkpoint_of_another_model_or_split(make, tmp_path):
-    def kill(epoch, values):
-        raise Stopped
-
-    kwargs = {'checkpoint': tmp_path / 'run.pt', 'max_epochs': 4, **QUIET}
-    with pytest.raises(Stopped):
-        fit(make(), make_data(), checkpoint_every=1, callback=kill, **kwargs)
-    other = make()
-    other.smoothness = 5.0
-    with pytest.raises(ValueError, match=r"\{'smoothness': 5.0\} \(got .*: 0.2\}"):
-        fit(other, make_data(), **kwargs)
-    data = make_data()
-    data.train_mask, data.test_mask = data.test_mask, data.train_mask
-    with pytest.raises(ValueError, match=r"a run with \{'data': "):
-        fit(make(), data, **kwargs)
-    assert fit(make(), make_data(), **kwargs).epochs == 4
-
-
-def test_checkpoint_is_replaced_at_once(tmp_path, monkeypatch):
-    path = tmp_path / 'run.pt'
-    save = torch.save
-
-    def half(content, file):
-        file.write_bytes(b'half')
-        if content['progress']['epoch'] == 2:
-            raise Stopped
-        save(content, file)
-
-    monkeypatch.setattr(torch, 'save', half)
-    kwargs = {'max_epochs': 3, 'checkpoint': path, 'checkpoint_every': 1, **QUIET}
-    with pytest.raises(Stopped):
-        fit(make_gcn(), make_data(), **kwargs)
-    assert [file.name for file in tmp_path.iterdir()] == ['run.pt']
-    monkeypatch.undo()
-    assert torch.load(path, weights_only=True)['progress']['epoch'] == 1
-    assert fit(make_gcn(), make_data(), **kwargs).epochs == 3
+    fit(make_gcn(), make_data(), max_epochs=2, desc='my model')
+    assert 'my model: 100%' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -366,10 +242,14 @@ def test_checkpoint_is_replaced_at_once(tmp_path, monkeypatch):
         ({'checkpoint_every': 0}, r"'checkpoint_every' to be at least 1 \(got 0\)"),
         ({'first_phase': 5, 'max_epochs': 5}, r"larger than 'first_phase'.*5 and 5"),
         ({'first_phase': 5}, r"'first_phase' to be 0 .*\(got 5 for 'GCN'\)"),
+        ({'max_epochs': 2.5}, r"'max_epochs' to be an integer \(got 2.5\)"),
+        ({'patience': 2.0}, r"'patience' to be an integer \(got 2.0\)"),
+        ({'first_phase': 2.5}, r"'first_phase' to be an integer \(got 2.5\)"),
+        ({'checkpoint_every': '1'}, r"'checkpoint_every' to be an integer \(got '1'"),
     ],
 )
 def test_fit_wrong_arguments(kwargs, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         fit(make_gcn(), make_data(), **QUIET, **kwargs)
 
 
@@ -388,53 +268,59 @@ def test_fit_wrong_data():
     data.x[3] = float('nan')
     with pytest.raises(FloatingPointError, match=r"'train_loss' nan in epoch 0"):
         fit(make_gcn(), data, **QUIET)
+    kwargs = {'monitor': 'score', 'score_fn': lambda out, y: float('nan'), **QUIET}
+    with pytest.raises(FloatingPointError, match=r"'val_score' nan in epoch 0"):
+        fit(make_gcn(), make_data(), **kwargs)
 
 
-def test_run_seeds(tmp_path):
-    path, seen = tmp_path / 'results' / 'gcn.json', []
+class Constant(torch.nn.Module):
+    """What a collapsed model gives."""
 
-    def data_of(seed):
-        seen.append(seed)
-        return make_data(seed)
+    def __init__(self, out_channels=3):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(out_channels))
 
-    kwargs = {'max_epochs': 5, **QUIET}
-    records = run_seeds(make_gcn, data_of, [0, 1], path, **kwargs)
-    assert [type(record) for record in records] == [FitRecord] * 2
-    assert records[0] != records[1]
-    rows = json.loads(path.read_text())
-    assert [row.pop('seed') for row in rows] == [0, 1]
-    assert [FitRecord(**row) for row in rows] == records
-
-    # Only the new seed is run; the same seed gives the same elsewhere.
-    assert run_seeds(make_gcn, data_of, [2, 1, 0], path, **kwargs)[1:] == records[::-1]
-    assert seen == [0, 1, 2]
-    (other,) = run_seeds(make_gcn, data_of, [1], tmp_path / 'other.json', **kwargs)
-    assert equal_records(other, records[1])
-    assert [file.name for file in path.parent.iterdir()] == ['gcn.json']
+    def forward(self, x, *graph):
+        return self.bias.expand(x.size(0), -1)
 
 
-def test_run_seeds_continues(tmp_path):
-    kwargs = {'max_epochs': 12, 'checkpoint_every': 2, **QUIET}
-    expected = run_seeds(
-        make_idgl, make_data, range(3), tmp_path / 'expected.json', **kwargs
-    )
+@pytest.mark.parametrize(
+    ('make', 'match'),
+    [
+        (make_anch, "'IDGLAnch' have collapsed.* more anchors .* 'smoothness' .*'lr'"),
+        (make_idgl, "'IDGL' have collapsed.* help: a smaller 'smoothness' .*'lr'"),
+        (
+            Constant,
+            "'Constant' have collapsed.* help: a smaller 'lr' or 'weight_decay'",
+        ),
+    ],
+)
+def test_fit_warns_of_collapsed_outputs(make, match):
+    seed_everything(0)
+    # So much weight decay that no weight stays.
+    kwargs = {'lr': 0.1, 'weight_decay': 10.0, 'max_epochs': 40, **QUIET}
+    with pytest.warns(UserWarning, match=match) as caught:
+        fit(make(), make_data(), **kwargs)
+    assert [warning.filename for warning in caught] == [__file__]
 
-    seen = []
 
-    def kill(epoch, values):
-        seen.append(epoch)
-        if len(seen) == 12 + 7:  # In the middle of the second seed.
-            raise Stopped
+def test_fit_warns_of_collapsed_regression():
+    data = make_data()
+    data.y = data.x[:, :1].clone()
+    kwargs = {'loss_fn': F.mse_loss, 'score_fn': lambda out, y: 0.0, **QUIET}
+    with pytest.warns(UserWarning, match='have collapsed'):
+        fit(Constant(1), data, max_epochs=30, **kwargs)
 
-    path, checkpoint = tmp_path / 'results.json', tmp_path / 'state' / 'run.pt'
-    kwargs.update(checkpoint=checkpoint, callback=kill)
-    with pytest.raises(Stopped):
-        run_seeds(make_idgl, make_data, range(3), path, **kwargs)
-    assert [row['seed'] for row in json.loads(path.read_text())] == [0]
-    assert [file.name for file in checkpoint.parent.iterdir()] == ['run-seed1.pt']
 
-    records = run_seeds(make_idgl, make_data, range(3), path, **kwargs)
-    assert seen[12 + 7] == 6
-    for record, other in zip(records, expected, strict=True):
-        assert equal_records(record, other)
-    assert list(checkpoint.parent.iterdir()) == []
+@pytest.mark.filterwarnings('error')
+def test_fit_warns_only_of_what_has_had_a_chance():
+    data = make_data()
+    fit(Constant(), data, max_epochs=10, **QUIET)
+    data.y = torch.ones_like(data.y)  # A constant is right.
+    fit(Constant(), data, max_epochs=30, **QUIET)
+
+
+def test_progress_bars_come_with_pyg():
+    # They are needed, but not among the requirements of this package.
+    names = metadata.requires('torch-geometric')
+    assert any(name.startswith('tqdm') and 'extra' not in name for name in names)

@@ -3,60 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import inspect
 import os
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
+
+from .description import differences
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    'describe_run',
+    'check_writable',
     'load_checkpoint',
+    'locked',
     'replacing',
     'rng_state',
     'save_checkpoint',
     'set_rng_state',
 ]
 
-
-def describe_run(model: torch.nn.Module, data: Data) -> dict[str, Any]:
-    """What another run may have otherwise: the arguments of the model's constructor,
-    as far as it keeps them, and the labels and masks of the data.
-    """
-    names = {
-        name
-        for cls in type(model).__mro__
-        if issubclass(cls, torch.nn.Module) and '__init__' in vars(cls)
-        for name in inspect.signature(cls.__init__).parameters
-    }
-    found: dict[str, Any] = {'model': type(model).__name__}
-    for name in sorted(names):
-        value = getattr(model, name, None)
-        if isinstance(value, (bool, int, float, str)):
-            found[name] = value
-    digest = hashlib.sha256()
-    for key in ['y', 'train_mask', 'val_mask', 'test_mask']:
-        if isinstance(value := data.get(key), torch.Tensor):
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return {**found, 'data': digest.hexdigest()[:16]}
+_KEYS = {'run', 'model', 'optimizer', 'progress', 'rng'}
 
 
 def save_checkpoint(
     path: Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    settings: dict[str, Any],
+    run: dict[str, str],
     progress: dict[str, Any],
 ) -> None:
     """Saves the state of a run, that of the random number generators included."""
     content = {
-        'settings': settings,
+        'run': run,
         'model': model.state_dict(),
         'optimizer': optimizer.state_dict(),
         'progress': progress,
@@ -70,23 +56,95 @@ def load_checkpoint(
     path: Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    settings: dict[str, Any],
+    run: dict[str, str],
 ) -> dict[str, Any]:
-    """Restores the state of a run with equal settings, and returns its progress."""
-    content = torch.load(path, map_location='cpu', weights_only=True)
-    saved = content['settings']
-    other = [k for k in {**settings, **saved} if saved.get(k) != settings.get(k)]
-    if other:
-        wanted = {key: settings.get(key) for key in other}
-        found = {key: saved.get(key) for key in other}
+    """Restores the state of a run of the same description; returns its progress."""
+    content = _read(path)
+    if content['run'] != run:
         raise ValueError(
-            f"Expected the checkpoint '{path}' to be of a run with {wanted} (got "
-            f'{found}). Remove it to start anew'
+            f"Expected '{path}' to be a checkpoint of the same run (got one of "
+            f'another: {differences(run, content["run"])}). Remove it to start anew, '
+            f"or give another file as 'checkpoint'"
         )
     model.load_state_dict(content['model'])
     optimizer.load_state_dict(content['optimizer'])
     set_rng_state(content['rng'])
     return content['progress']
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open('rb') as file:
+        try:
+            content = torch.load(file, map_location='cpu', weights_only=True)
+        except Exception as error:  # torch raises many kinds
+            size = path.stat().st_size
+            got = f'{size} bytes that cannot be read: {type(error).__name__}'
+            raise _not_a_checkpoint(path, got) from error
+    if not isinstance(content, dict) or not content.keys() >= _KEYS:
+        raise _not_a_checkpoint(path, 'something else')
+    return content
+
+
+def _not_a_checkpoint(path: Path, got: str) -> ValueError:
+    return ValueError(
+        f"Expected '{path}' to be a checkpoint that 'fit' has saved (got {got}). "
+        f"Remove it to start anew, or give another file as 'checkpoint'"
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be written: at once, not after hours of training."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError('it is a folder')
+    except OSError as error:
+        raise OSError(
+            f"Expected '{path}' to be a file that can be written (got: "
+            f'{error.strerror or error})'
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[None]:
+    """Keeps others that use this from a file (where the system has such locks).
+
+    The lock of a process that is killed ends with it, even if its file stays.
+    """
+    if fcntl is None:
+        yield
+        return
+    file = path.with_name(f'{path.name}.lock')
+    lock = _lock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if lock is None:
+        raise BlockingIOError(
+            f"Expected '{path}' to be the file of one run at a time (got one that "
+            f'another run is using). Wait for it, or give another file'
+        )
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # while it is ours
+        os.close(lock)
+
+
+def _lock(file: Path, mode: int) -> int | None:
+    while True:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, mode)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except OSError:  # a file system without locks
+            return lock
+        # The one before may have removed the file that was waited for.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(file)):
+                return lock
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -120,7 +178,8 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restores what :meth:`rng_state` gave."""
     torch.set_rng_state(state['torch'])
-    if state['cuda']:
+    # A machine with other GPUs goes on with random numbers of its own.
+    if len(state['cuda']) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state['cuda'])
     np.random.set_state(state['numpy'])  # noqa: NPY002
     random.setstate(state['python'])

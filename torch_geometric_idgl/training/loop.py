@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from .checkpoint import describe_run, load_checkpoint, save_checkpoint
+from ..checks import check_at_least
+from .checkpoint import check_writable, load_checkpoint, locked, save_checkpoint
+from .description import describe_run
 
 __all__ = ['FitRecord', 'accuracy', 'fit']
 
 _SPLITS = ['train', 'val', 'test']
+_SAME_LOSS = 0.003  # relative; what is learned makes a larger difference
+_SHORT_RUN = 20  # epochs in which outputs may still be those of small initial weights
 
 
 @dataclass
@@ -59,14 +65,24 @@ class _Progress:
     seconds: float = 0.0
     best: dict[str, Any] | None = None
     best_state: dict[str, Tensor] | None = None
+    best_out: Tensor | None = None  # of the training nodes
     num_evals: int = 0
     iterations: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:
-    """Returns the fraction of rows of :obj:`out` that are largest at :obj:`y`."""
-    return float((out.argmax(dim=-1) == y).to(torch.double).mean())
+    """Returns the fraction of rows of :obj:`out` that are largest at :obj:`y`, of shape
+    :obj:`[n]` or :obj:`[n, 1]`.
+    """
+    pred = out.argmax(dim=-1)
+    if y.size() not in {pred.size(), (*pred.size(), 1)}:
+        shape = list(pred.size())
+        raise ValueError(
+            f"Expected 'y' to be of shape {shape} or {[*shape, 1]}, a label for each "
+            f"row of 'out' (got {list(y.size())})"
+        )
+    return float((pred == y.view_as(pred)).to(torch.double).mean())
 
 
 def fit(
@@ -82,6 +98,7 @@ def fit(
     score_fn: Callable[[Tensor, Tensor], float] = accuracy,
     monitor: str = 'loss',
     progress: bool = True,
+    desc: str | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 50,
     history: bool = False,
@@ -94,7 +111,8 @@ def fit(
     module is called as :obj:`model(x, edge_index)`, or
     :obj:`model(x, edge_index, edge_weight)` if there are weights, and trained on
     :obj:`loss_fn`. One evaluation per epoch gives dev and test scores. At the end, the
-    weights of the best epoch are restored.
+    weights of the best epoch are restored, and a warning is given if their outputs are
+    nearly the same for all nodes.
 
     Args:
         model (torch.nn.Module): The model, changed in place.
@@ -120,9 +138,12 @@ def fit(
         progress (bool, optional): If set to :obj:`False`, no progress bar is shown. Its
             end is where patience ends, and moves on with every improvement.
             (default: :obj:`True`)
+        desc (str, optional): What the progress bar is for; the class of the model if
+            not given. (default: :obj:`None`)
         checkpoint (str, optional): A file to save the run in, and to continue from if
-            it exists; one of another model, other settings or other labels raises an
-            error. It is removed at the end. (default: :obj:`None`)
+            it exists; one of another model, other settings or other data raises an
+            error, and so does one that another run is using. Only :obj:`max_epochs`
+            may be another. It is removed at the end. (default: :obj:`None`)
         checkpoint_every (int, optional): The number of epochs between two savings.
             (default: :obj:`50`)
         history (bool, optional): If set to :obj:`True`, the record holds the values of
@@ -145,19 +166,8 @@ def fit(
         )
 
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
-    settings = {
-        'lr': lr,
-        'weight_decay': weight_decay,
-        'patience': patience,
-        'first_phase': first_phase,
-        'monitor': monitor,
-        'history': history,
-        **describe_run(model, data),
-    }
     path = None if checkpoint is None else Path(checkpoint)
-    state = _Progress()
-    if path is not None and path.exists():
-        state = _Progress(**load_checkpoint(path, model, optimizer, settings))
+    state, run = _Progress(), {}
 
     def better(values: dict[str, Any], than: dict[str, Any]) -> bool:
         if monitor == 'loss':
@@ -169,7 +179,32 @@ def fit(
         best = first_phase if state.best is None else state.best['epoch']
         return min(max_epochs, best + patience + 1)
 
-    with tqdm(total=end(), initial=state.epoch, disable=not progress) as bar:
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            check_writable(path)
+            stack.enter_context(locked(path))
+            run = describe_run(
+                model,
+                data,
+                lr=lr,
+                weight_decay=weight_decay,
+                patience=patience,
+                first_phase=first_phase,
+                loss_fn=loss_fn,
+                score_fn=score_fn,
+                monitor=monitor,
+                history=history,
+            )
+            if path.exists():
+                state = _Progress(**load_checkpoint(path, model, optimizer, run))
+        bar = stack.enter_context(
+            tqdm(
+                desc=type(model).__name__ if desc is None else desc,
+                total=end(),
+                initial=state.epoch,
+                disable=not progress,
+            )
+        )
         while state.epoch < end():
             epoch, start = state.epoch, time.perf_counter()
             max_iters = 0 if epoch < first_phase else None
@@ -178,12 +213,9 @@ def fit(
             _, loss, _ = _forward(model, data, is_idgl, max_iters, loss_fn, 'train')
             loss.backward()
             optimizer.step()
-            values = {
-                'epoch': epoch,
-                'train_loss': float(loss.detach()),
-                **_evaluate(model, data, is_idgl, max_iters, loss_fn, score_fn),
-            }
-            _check_finite(values)
+            out, scores = _evaluate(model, data, is_idgl, max_iters, loss_fn, score_fn)
+            values = {'epoch': epoch, 'train_loss': float(loss.detach()), **scores}
+            _check_finite(values, monitor)
 
             if epoch >= first_phase:
                 state.num_evals += 1
@@ -191,6 +223,7 @@ def fit(
                 if state.best is None or better(values, state.best):
                     state.best = values
                     state.best_state = copy.deepcopy(model.state_dict())
+                    state.best_out = out[data.train_mask]
             if history:
                 state.history.append(values)
             state.epoch += 1
@@ -201,14 +234,21 @@ def fit(
                 bar.set_postfix(_postfix(values), refresh=False)
             bar.update()
             if path is not None and state.epoch % checkpoint_every == 0:
-                save_checkpoint(path, model, optimizer, settings, vars(state))
+                save_checkpoint(path, model, optimizer, run, vars(state))
             if callback is not None:
                 callback(epoch, values)
 
-    assert state.best is not None and state.best_state is not None
-    model.load_state_dict(state.best_state)
-    if path is not None:
-        path.unlink(missing_ok=True)
+        # One epoch at least has come after the first phase.
+        assert state.best is not None
+        assert state.best_state is not None and state.best_out is not None
+        model.load_state_dict(state.best_state)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    if state.epoch >= _SHORT_RUN:
+        y = data.y[data.train_mask]
+        if _collapsed(state.best_out.to(y.device), y, loss_fn):
+            warnings.warn(_what_helps(model, is_idgl), stacklevel=2)
     return FitRecord(
         best_epoch=state.best['epoch'],
         epochs=state.epoch,
@@ -250,7 +290,8 @@ def _evaluate(
     max_iters: int | None,
     loss_fn: Callable,
     score_fn: Callable,
-) -> dict[str, float]:
+) -> tuple[Tensor, dict[str, float]]:
+    # Outputs for all nodes, losses and scores.
     model.eval()
     out, loss, iterations = _forward(model, data, is_idgl, max_iters, loss_fn, 'val')
     values = {'val_loss': float(loss)}
@@ -260,7 +301,30 @@ def _evaluate(
             values[f'{split}_score'] = float(score_fn(out[mask], data.y[mask]))
     if iterations is not None:
         values['iterations'] = iterations
-    return values
+    return out, values
+
+
+@torch.no_grad()
+def _collapsed(out: Tensor, y: Tensor, loss_fn: Callable) -> bool:
+    # Whether the mean output does as well for each node, though labels differ.
+    if bool((y == y[:1]).all()):
+        return False
+    loss = float(loss_fn(out, y))
+    constant = float(loss_fn(out.mean(dim=0, keepdim=True).expand_as(out), y))
+    return abs(loss - constant) < _SAME_LOSS * abs(constant)
+
+
+def _what_helps(model: torch.nn.Module, is_idgl: bool) -> str:
+    helps = ["a smaller 'lr' or 'weight_decay'"]
+    if is_idgl:
+        helps.insert(0, "a smaller 'smoothness' or 'sparsity'")
+    if is_idgl and hasattr(model, 'num_anchors'):
+        helps.insert(0, "more anchors ('num_anchors')")
+    return (
+        f"The outputs of '{type(model).__name__}' have collapsed: the training nodes' "
+        f'loss is that of the same output for all nodes. What may help: '
+        f'{", ".join(helps)}'
+    )
 
 
 def _postfix(values: dict[str, Any]) -> dict[str, str]:
@@ -282,14 +346,10 @@ def _check_arguments(
         raise ValueError(
             f"Expected 'monitor' to be one of 'loss', 'score' (got {monitor!r})"
         )
-    for name, value, least in [
-        ('max_epochs', max_epochs, 1),
-        ('patience', patience, 1),
-        ('first_phase', first_phase, 0),
-        ('checkpoint_every', checkpoint_every, 1),
-    ]:
-        if value < least:
-            raise ValueError(f"Expected '{name}' to be at least {least} (got {value})")
+    check_at_least('max_epochs', max_epochs, 1, integer=True)
+    check_at_least('patience', patience, 1, integer=True)
+    check_at_least('first_phase', first_phase, 0, integer=True)
+    check_at_least('checkpoint_every', checkpoint_every, 1, integer=True)
     if first_phase >= max_epochs:
         raise ValueError(
             f"Expected 'max_epochs' to be larger than 'first_phase', in which no "
@@ -318,10 +378,15 @@ def _check_data(data: Data, is_idgl: bool) -> None:
             raise ValueError(f"Expected '{split}_mask' to select a node (got none)")
 
 
-def _check_finite(values: dict[str, Any]) -> None:
+def _check_finite(values: dict[str, Any], monitor: str) -> None:
     for key in ['train_loss', 'val_loss']:
         if not math.isfinite(values[key]):
             raise FloatingPointError(
                 f"Expected a finite loss (got '{key}' {values[key]} in epoch "
                 f'{values["epoch"]})'
             )
+    if monitor == 'score' and math.isnan(values['val_score']):
+        raise FloatingPointError(
+            f"Expected a score to stop on (got 'val_score' nan in epoch "
+            f'{values["epoch"]})'
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -13,7 +14,8 @@ import torch
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 
-from .checkpoint import replacing
+from ..checks import check_at_least
+from .checkpoint import check_writable, locked, replacing
 from .loop import FitRecord, fit
 
 __all__ = ['run_seeds']
@@ -36,44 +38,73 @@ def run_seeds(
     Args:
         make_model (callable): Gives the model for the data.
         make_data (callable): Gives the data for the seed.
-        seeds (iterable): The seeds.
+        seeds (iterable): The seeds, whole numbers: a list, a range, an array or a
+            tensor.
         results_path (str): The JSON file.
         **fit_kwargs (optional): Arguments of :meth:`fit`. If :obj:`checkpoint` is
             given, a seed that was stopped half-way continues from there; the seed
-            is made part of the file name.
+            is made part of the file name, and of the progress bar's :obj:`desc`.
 
     Returns:
         list: The :class:`FitRecord` of every seed.
     """
-    results_path = Path(results_path)
+    numbers = _whole_numbers(seeds)
+    path = Path(results_path)
     checkpoint = fit_kwargs.pop('checkpoint', None)
-    runs = _read_json(results_path)
-    records = []
-    for seed in seeds:
-        if seed not in runs:
-            seed_everything(seed)
-            data = make_data(seed)
-            model = make_model(data)
-            file = None
-            if checkpoint is not None:
-                file = Path(checkpoint)
-                file = file.with_name(f'{file.stem}-seed{seed}{file.suffix}')
-            record = fit(model, data, checkpoint=file, **fit_kwargs)
-            # Read anew, for another process may have finished other seeds meanwhile.
-            runs = {**_read_json(results_path), seed: asdict(record)}
-            _write_json(results_path, runs)
-        records.append(FitRecord(**runs[seed]))
-    return records
+    desc = fit_kwargs.pop('desc', None)
+    records = _read_results(path)
+    if not records.keys() >= set(numbers):
+        check_writable(path)
+    for seed in numbers:
+        if seed in records:
+            continue
+        seed_everything(seed)
+        data = make_data(seed)
+        model = make_model(data)
+        file = None
+        if checkpoint is not None:
+            file = Path(checkpoint)
+            file = file.with_name(f'{file.stem}-seed{seed}{file.suffix}')
+        name = type(model).__name__ if desc is None else desc
+        record = fit(
+            model, data, checkpoint=file, desc=f'{name}, seed {seed}', **fit_kwargs
+        )
+        # Read anew, for another process may have finished other seeds meanwhile.
+        with locked(path, wait=True):
+            records = {**_read_results(path), seed: record}
+            _write_results(path, records)
+    return [records[seed] for seed in numbers]
 
 
-def _read_json(path: Path) -> dict[int, dict[str, Any]]:
+def _whole_numbers(seeds: Any) -> list[int]:
+    # An array or a tensor gives the numbers of Python.
+    values = seeds.tolist() if hasattr(seeds, 'tolist') else seeds
+    try:
+        numbers = [operator.index(value) for value in values]
+    except TypeError as error:
+        raise TypeError(
+            f"Expected 'seeds' to be whole numbers, such as 'range(5)' or '[0, 1]' "
+            f'(got {seeds!r})'
+        ) from error
+    for number in numbers:
+        check_at_least('seeds', number, 0, integer=True)
+    return numbers
+
+
+def _read_results(path: Path) -> dict[int, FitRecord]:
     if not path.exists():
         return {}
-    runs = json.loads(path.read_text())
-    return {run.pop('seed'): run for run in runs}
+    try:
+        rows = json.loads(path.read_text(encoding='utf-8'))
+        return {row.pop('seed'): FitRecord(**row) for row in rows}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Expected '{path}' to hold results of 'run_seeds', a JSON list (got: "
+            f'{type(error).__name__}, {error}). Move it away to run all seeds anew'
+        ) from error
 
 
-def _write_json(path: Path, runs: dict[int, dict[str, Any]]) -> None:
+def _write_results(path: Path, records: dict[int, FitRecord]) -> None:
+    rows = [{'seed': seed, **asdict(record)} for seed, record in records.items()]
     with replacing(path) as temp:
-        rows = [{'seed': seed, **run} for seed, run in runs.items()]
-        temp.write_text(json.dumps(rows, indent=2) + '\n')
+        temp.write_text(json.dumps(rows, indent=2) + '\n', encoding='utf-8')
