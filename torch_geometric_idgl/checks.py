@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 __all__ = [
     'check_at_least',
     'check_batch',
+    'check_choice',
     'check_features',
     'check_nodes',
     'check_probability',
     'check_unit_interval',
+    'floating_dtype',
 ]
 
 
@@ -47,6 +50,25 @@ def check_probability(name: str, value: Any) -> None:
     check_unit_interval(name, value)
     if value == 1:
         raise ValueError(f"Expected '{name}' to be in [0, 1) (got {value})")
+
+
+def check_choice(name: str, value: Any, choices: tuple) -> None:
+    """Raise unless a value is one of a few."""
+    if value not in choices:
+        raise ValueError(
+            f"Expected '{name}' to be one of {list(choices)} (got {value!r})"
+        )
+
+
+def floating_dtype(module: Module) -> torch.dtype:
+    """The number type of a module. Replicas, as :class:`torch.nn.DataParallel` makes
+    them, hold their parameters as plain attributes.
+    """
+    for part in module.modules():
+        for value in [*part.parameters(recurse=False), *vars(part).values()]:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value.dtype
+    return torch.get_default_dtype()
 
 
 def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:

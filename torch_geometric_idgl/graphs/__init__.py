@@ -1,51 +1,33 @@
-"""A learned graph is a linear operator."""
+"""A learned graph is a linear operator. Internal: models hand operators out in their
+:class:`~torch_geometric_idgl.Trace`, but the classes may change from version to version.
+"""
 
 from .anchor import AnchorGraph
-from .base import Affinity, Change, GraphOperator, Message
+from .base import Affinity, GraphOperator, Measures
 from .dense import DenseGraph
-from .factors import DenseFactor, Factor, SelectedFactor, WeightedFactor
+from .feature import FeatureGraph
 from .low_rank import LowRankGraph
-from .mixture import (
-    ColumnScaled,
-    Memoized,
-    Mixture,
-    RowNormalized,
-    column_mask,
-    shared_products,
-    weighted_sum,
-)
-from .scores import InnerScores, PairScores, Scores, Tile, WeightedScores
-from .signal import Signal
+from .mixture import Mixture
+from .node import NodeGraph
+from .scores import InnerScores, PairScores, Scores, WeightedScores, sparsify
 from .sparse import SparseGraph
-from .sparsify import sparsify
 from .tiled import TiledGraph
 
 __all__ = [
     'Affinity',
     'AnchorGraph',
-    'Change',
-    'ColumnScaled',
-    'DenseFactor',
     'DenseGraph',
-    'Factor',
+    'FeatureGraph',
     'GraphOperator',
     'InnerScores',
     'LowRankGraph',
-    'Memoized',
-    'Message',
+    'Measures',
     'Mixture',
+    'NodeGraph',
     'PairScores',
-    'RowNormalized',
     'Scores',
-    'SelectedFactor',
-    'Signal',
     'SparseGraph',
-    'Tile',
     'TiledGraph',
-    'WeightedFactor',
     'WeightedScores',
-    'column_mask',
-    'shared_products',
     'sparsify',
-    'weighted_sum',
 ]

@@ -2,14 +2,20 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import copy
 
-from ..ops.caching import cached_tensor
-from ..ops.numeric import safe_reciprocal
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..ops.features import Features
+from ..ops.numeric import safe_reciprocal, symmetric_product
 from .base import Affinity, GraphOperator
-from .signal import Signal
+from .dense import DenseGraph
+from .low_rank import LowRankGraph, project
 from .sparse import SparseGraph
+from .tiled import TiledGraph
 
 __all__ = ['AnchorGraph']
 
@@ -31,87 +37,204 @@ class AnchorGraph(GraphOperator):
 
     Args:
         affinity (Affinity): :math:`\mathbf{R}`, in any form.
+        message (torch.Tensor, optional): What the first layer multiplies the graph with.
+        features (Features, optional): Those of the anchors, if their smoothness is asked
+            for.
+        previous (AnchorGraph, optional): The graph before, whose distance is asked for.
+        norm (bool): Whether the squared norm is asked for.
+        later (Tuple[int]): The numbers of columns of products that will follow.
+
+    Attributes:
+        affinity: :math:`\mathbf{R}`.
+        product: :math:`\mathbf{A} \mathbf{F}` with the message, or nothing.
+        degree: :math:`\widehat{\mathbf{B}} \mathbf{1} = \mathbf{R}^{\top} \mathbf{1}`.
+        energy: The smoothness :math:`\sum_k \Lambda_{kk} \|\mathbf{x}_k\|^2 - \langle
+            \widehat{\mathbf{B}}, \mathbf{X}_U \mathbf{X}_U^{\top} \rangle` of each graph,
+            or nothing.
+        sq_norm: :math:`\|\widehat{\mathbf{B}}\|_F^2` of each graph, or nothing.
+        sq_dist: :math:`\|\mathbf{R} - \mathbf{R}'\|_F^2` of each graph, or nothing.
+        own_norm: :math:`\|\mathbf{R}\|_F^2`, which it is compared with.
     """
 
-    def __init__(self, affinity: Affinity) -> None:
-        super().__init__(affinity.rows, affinity.rows)
-        self.affinity = affinity
+    lacks_norm = False
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.affinity.dtype
+    def __init__(
+        self,
+        affinity: Affinity,
+        message: Tensor | None = None,
+        features: Features | None = None,
+        previous: AnchorGraph | None = None,
+        norm: bool = False,
+        later: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(affinity.rows, affinity.rows, affinity.dtype)
+        ones = torch.ones(
+            max(affinity.shape), 1, dtype=self.dtype, device=self.rows.device
+        )
+        own = ones[: self.num_nodes]
+        found = affinity.measure(
+            ones[: affinity.cols.num_rows],
+            own if message is None else torch.cat([message, own], dim=1),
+            previous=None if previous is None else previous.affinity,
+            # Back to the nodes, and there and back for every later layer.
+            later=(() if message is None else (message.size(1),)) + 2 * later,
+        )
+        self.mask: Tensor | None = None
+        self.affinity = found.graph
+        self.degree = found.t_product[:, -1]  # type: ignore[index]
+        self.anchor_scale = safe_reciprocal(self.degree).unsqueeze(1)
+        node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
+        self.node_scale = node_scale
+        self._transitions = None
+        if isinstance(affinity, SparseGraph):
+            # Scaling a few entries once spares autograd a copy of every product.
+            scaled = affinity.value * node_scale[affinity.pattern.row, 0]
+            self._transitions = affinity.with_value(scaled)
+        if message is not None:
+            self.product = self.to_nodes(
+                self.anchor_scale * found.t_product[:, :-1]  # type: ignore[index]
+            )
+        self.sq_dist = found.sq_dist
+        self.own_norm = None
+        if previous is not None:
+            with torch.no_grad():
+                known = found.sq_norm
+                self.own_norm = affinity.sq_norm() if known is None else known.detach()
+        self.sq_norm, inner = _regularized(self.affinity, node_scale, features, norm)
+        self.energy = None
+        if features is not None:
+            degrees = affinity.cols.sum(self.degree * features.sq_norms)
+            self.energy = degrees - inner
 
-    @property
-    def anchors(self):
-        """The graphs the anchors belong to."""
-        return self.affinity.cols
-
-    @cached_tensor
-    def _node_scale(self) -> Tensor:
-        return safe_reciprocal(self.affinity.row_sum())
-
-    @cached_tensor
-    def _anchor_scale(self) -> Tensor:
-        return safe_reciprocal(self.affinity.col_sum())
-
-    def mp1(self, x: Tensor) -> Tensor:
+    def to_anchors(self, x: Tensor) -> Tensor:
         r"""From nodes to anchors, :math:`\mathbf{\Lambda}^{-1} \mathbf{R}^{\top}
         \mathbf{F}`.
         """
-        return self._anchor_scale.unsqueeze(1) * self.affinity.t_matmul(x)
+        return self.anchor_scale * self.affinity.t_matmul(x)
 
-    def mp2(self, x: Tensor) -> Tensor:
+    def to_nodes(self, x: Tensor) -> Tensor:
         r"""From anchors to nodes, :math:`\mathbf{\Delta}^{-1} \mathbf{R}
         \mathbf{F}'`.
         """
         if self._transitions is not None:
             return self._transitions.matmul(x)
-        return self._node_scale.unsqueeze(1) * self.affinity.matmul(x)
+        return self.node_scale * self.affinity.matmul(x)
 
-    @cached_tensor
-    def _transitions(self) -> SparseGraph | None:
-        r"""Sparse :math:`\mathbf{\Delta}^{-1} \mathbf{R}`: scaling a few entries once
-        spares autograd an unscaled copy of every product.
-        """
-        affinity = self.affinity
-        if not isinstance(affinity, SparseGraph):
-            return None
-        return affinity.with_value(
-            affinity.value * self._node_scale[affinity.pattern.row]
-        )
+    def dropout(self, p: float, message: Tensor | None) -> AnchorGraph:
+        """The same graph with some of the anchors dropped, after normalising."""
+        dropped = copy.copy(self)
+        dropped.mask = F.dropout(torch.ones_like(self.anchor_scale), p)
+        dropped.product = None if message is None else dropped.matmul(message)
+        return dropped
 
     def matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`
         (Eq. 7).
         """
-        return self.mp2(self.mp1(x))
+        x = self.to_anchors(x)
+        return self.to_nodes(x if self.mask is None else self.mask * x)
 
-    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
-        return self.mp2(weight * self.mp1(x))
+    def anchor_graph(self) -> Tensor:
+        r""":math:`\widehat{\mathbf{B}}` of each graph, padded: :obj:`[B, S, S]`."""
+        affinity = self.affinity
+        if isinstance(affinity, LowRankGraph):
+            v = affinity.cols.pad(affinity.v)
+            return v @ _middle(affinity, self.node_scale) @ v.transpose(1, 2)
+        return _anchor_graph(affinity, self.node_scale)
 
-    def anchor_graph(self, normalize: bool = False) -> Tensor:
-        r""":math:`\widehat{\mathbf{B}}`, or :math:`\mathbf{B}` if normalised, of each
-        graph, padded: :obj:`[B, S, S]`.
-        """
-        graph = self.affinity.normal_matrix(self._node_scale)
-        if not normalize:
-            return graph
-        return self.anchors.pad(self._anchor_scale).unsqueeze(-1) * graph
 
-    def degree(self) -> Tensor:
-        r""":math:`\widehat{\mathbf{B}} \mathbf{1} = \mathbf{R}^{\top}
-        \mathbf{\Delta}^{-1} \mathbf{R} \mathbf{1} = \mathbf{R}^{\top} \mathbf{1}`.
-        """
-        return self.affinity.col_sum()
+def _regularized(
+    affinity: Affinity, node_scale: Tensor, features: Features | None, norm: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    r""":math:`\|\widehat{\mathbf{B}}\|_F^2` and :math:`\langle \widehat{\mathbf{B}},
+    \mathbf{X}_U \mathbf{X}_U^{\top} \rangle`, as far as asked for.
+    """
+    if features is None and not norm:
+        return None, None
+    sq_norm = inner = None
+    if isinstance(affinity, LowRankGraph):
+        # B = V M V^T with M = U^T Delta^-1 U, of which only M is formed.
+        middle = _middle(affinity, node_scale)
+        if norm:
+            both = middle @ project(affinity.v, affinity.v, affinity.cols)
+            sq_norm = (both * both.transpose(1, 2)).sum((1, 2))
+        if features is not None:
+            projected = features.t_matmul(affinity.v)  # X_U^T V: [B, d, K]
+            inner = ((projected @ middle) * projected).sum((1, 2))
+        return sq_norm, inner
+    fewer = features is not None and affinity.cols.max_size <= features.num_features
+    if norm or (fewer and not features.requires_grad):  # type: ignore[union-attr]
+        anchor_graph = _anchor_graph(affinity, node_scale)
+        if norm:
+            sq_norm = anchor_graph.square().sum((1, 2))
+        if features is not None:
+            inner = (anchor_graph * features.gram).sum((1, 2))
+    else:
+        # <B, X X^T> = |Delta^-1/2 R X|^2
+        smooth = affinity.matmul(features.to_dense())  # type: ignore[union-attr]
+        inner = affinity.rows.sum(node_scale[:, 0] * smooth.square().sum(1))
+    return sq_norm, inner
 
-    def sq_norm(self) -> Tensor:
-        r""":math:`\|\widehat{\mathbf{B}}\|_F^2` of each graph."""
-        return self.affinity.normal_sq_norm(self._node_scale)
 
-    def dirichlet_energy(self, signal: Signal) -> Tensor:
-        r"""The smoothness of the anchors' features on :math:`\widehat{\mathbf{B}}`:
-        :math:`\sum_k \Lambda_{kk} \|\mathbf{x}_k\|^2 - \|\mathbf{\Delta}^{-1/2}
-        \mathbf{R} \mathbf{X}_U\|_F^2`.
-        """
-        inner = self.affinity.normal_gram_inner(self._node_scale, signal)
-        return self.anchors.sum(self.degree() * signal.sq_norms) - inner
+def _middle(affinity: LowRankGraph, node_scale: Tensor) -> Tensor:
+    return project(affinity.u, node_scale * affinity.u, affinity.rows)
+
+
+def _anchor_graph(affinity: Affinity, node_scale: Tensor) -> Tensor:
+    """B of each graph, padded: [B, S, S]."""
+    if isinstance(affinity, SparseGraph) and affinity.rows.num_graphs == 1:
+        matrix = affinity.matrix
+        return _SparseAnchorGraph.apply(matrix, matrix.value, node_scale).unsqueeze(0)
+    if isinstance(affinity, TiledGraph):
+        affinity = affinity.to_matrix()
+    value = affinity.value if isinstance(affinity, DenseGraph) else _padded(affinity)
+    return _DenseAnchorGraph.apply(value, affinity.rows.pad(node_scale))
+
+
+def _padded(affinity: Affinity) -> Tensor:
+    """The entries with the columns of each graph moved to the front: [B, N, S]."""
+    dense, rows, cols = affinity.to_dense(), affinity.rows, affinity.cols
+    place = torch.arange(cols.max_size, device=dense.device)
+    column = cols.start[rows.batch].unsqueeze(1) + place
+    real = place < torch.tensor(cols.sizes, device=dense.device)[rows.batch].unsqueeze(1)
+    return rows.pad(dense.gather(1, column.clamp(max=dense.size(1) - 1)) * real)
+
+
+class _DenseAnchorGraph(torch.autograd.Function):
+    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}`: forward makes
+    half of the symmetric matrix, backward needs a single product.
+    """
+
+    @staticmethod
+    def forward(ctx, value, scale):
+        ctx.save_for_backward(value, scale)
+        return symmetric_product(value * scale, value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        value, scale = ctx.saved_tensors
+        both = grad + grad.transpose(1, 2)
+        # A plain product is faster than a batched one.
+        product = (value[0] @ both[0]).unsqueeze(0) if len(value) == 1 else value @ both
+        grad_scale = 0.5 * (product * value).sum(2, keepdim=True)
+        return product.mul_(scale), grad_scale
+
+
+class _SparseAnchorGraph(torch.autograd.Function):
+    """The same of a sparse matrix, one product with it forwards and one backwards."""
+
+    @staticmethod
+    def forward(ctx, matrix, value, scale):
+        ctx.matrix = matrix
+        ctx.save_for_backward(value, scale)
+        return matrix.scaled_t_matmul(scale[:, 0], matrix.to_dense())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        value, scale = ctx.saved_tensors
+        row, col = ctx.matrix.pattern.row, ctx.matrix.pattern.col
+        product = ctx.matrix.matmul(grad + grad.t())[row, col]
+        grad_scale = torch.zeros_like(scale[:, 0]).index_add_(0, row, product * value)
+        return None, product * scale[row, 0], 0.5 * grad_scale.unsqueeze(1)

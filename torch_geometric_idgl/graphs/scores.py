@@ -1,26 +1,29 @@
 r"""Similarities of all pairs, made block by block when they are needed.
 
-A :class:`Scores` object knows how to compute any rows of the similarity matrix from a
-few tensors (its leaves). The dense graph asks for all rows at once; the tiled graph
-for one block after another, forwards and again backwards; the sparse graph to find the
-survivors.
+A :class:`Scores` object knows how to compute any rectangle of the similarity matrix
+from a few tensors (its leaves), and what sparsification leaves of it. The dense graph
+asks for all at once; the tiled graph for one block after another, forwards and again
+backwards; the sparse graph to find the survivors.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn import Module
 
-from ..ops.autograd import first_order, no_random_numbers
-from ..ops.layout import Layout
+from ..ops.batch import Nodes
+from ..ops.features import Features
+from ..ops.numeric import block_entries, safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
-from .factors import WeightedFactor
 
 __all__ = [
     'InnerScores',
@@ -29,11 +32,39 @@ __all__ = [
     'Tile',
     'WeightedScores',
     'half_tiles',
+    'sparsify',
     'tiles',
 ]
 
-_TILE_ENTRIES = 1 << 20
 _STRIPS = 4  # at least, of half a matrix: the fewer, the more is on the other side
+
+
+def sparsify(scores: Tensor, epsilon: float = 0.0, top_k: int | None = None) -> Tensor:
+    r"""Keep the :math:`\varepsilon`-neighbourhood, the largest entries, or both.
+
+    .. math::
+        A_{ij} = \begin{cases} s_{ij} & s_{ij} > \varepsilon \\ 0 &
+        \text{otherwise} \end{cases}
+
+    The result is non-negative, and symmetric if :obj:`scores` is and :obj:`top_k` is
+    not given.
+
+    Args:
+        scores (torch.Tensor): Similarities, of shape :obj:`[n, s]`.
+        epsilon (float, optional): The threshold :math:`\varepsilon \geq 0`.
+            (default: :obj:`0.`)
+        top_k (int, optional): Keep only so many of the largest entries of each row, of
+            equal ones the first. (default: :obj:`None`)
+    """
+    kept = F.threshold(scores, epsilon, 0.0)
+    if top_k is None or top_k >= scores.size(-1):
+        return kept
+    value = kept.detach()
+    # `topk` does not say which of equal entries it returns.
+    least = value.topk(top_k, dim=-1).values[..., -1:]
+    larger, equal = value > least, value == least
+    left = top_k - larger.sum(-1, keepdim=True)
+    return kept * (larger | (equal & (equal.cumsum(-1, dtype=torch.int) <= left)))
 
 
 class Tile(NamedTuple):
@@ -46,20 +77,22 @@ class Tile(NamedTuple):
     right: int
 
 
-def tiles(rows: Layout, cols: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
+def tiles(rows: Nodes, cols: Nodes, entries: int | None = None) -> Iterator[Tile]:
     """Strips of rows of every graph with about so many entries each."""
+    entries = block_entries(rows.device) if entries is None else entries
     for graph, (height, width) in enumerate(zip(rows.sizes, cols.sizes, strict=True)):
         step = max(1, entries // max(1, width))
         for top in range(0, height, step):
             yield Tile(graph, top, min(top + step, height), 0, width)
 
 
-def half_tiles(layout: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
+def half_tiles(nodes: Nodes, entries: int | None = None) -> Iterator[Tile]:
     r"""Strips of columns of a symmetric matrix, from the diagonal down: each begins
     with a square, and what is below the square stands for what is right of it as well.
     (CPU libraries make tall blocks faster than wide ones.)
     """
-    for graph, size in enumerate(layout.sizes):
+    entries = block_entries(nodes.device) if entries is None else entries
+    for graph, size in enumerate(nodes.sizes):
         left = 0
         while left < size:
             step = min(entries // (size - left), -(-size // _STRIPS))
@@ -69,21 +102,49 @@ def half_tiles(layout: Layout, entries: int = _TILE_ENTRIES) -> Iterator[Tile]:
 
 
 class Scores(ABC):
-    """Similarities of rows (nodes) and columns (nodes or anchors) of each graph."""
+    """Similarities of rows (nodes) and columns (nodes or anchors) of each graph, and
+    what sparsification leaves of them.
 
-    makes_new_blocks: bool = False  # so that they may be changed in place
+    Args:
+        rows (Nodes): The nodes of the rows.
+        cols (Nodes): The nodes of the columns.
+        leaves (Tuple[torch.Tensor]): What similarities are made of.
+        symmetric (bool): Whether the similarities are symmetric.
+        epsilon (float): The threshold.
+        top_k (int, optional): Largest entries to keep of each row.
+    """
+
+    makes_new: bool = True  # similarities, so that they may be changed in place
 
     def __init__(
-        self, rows: Layout, cols: Layout, leaves: tuple[Tensor, ...], symmetric: bool
+        self,
+        rows: Nodes,
+        cols: Nodes,
+        leaves: tuple[Tensor, ...],
+        symmetric: bool,
+        epsilon: float = 0.0,
+        top_k: int | None = None,
     ) -> None:
         self.rows = rows
-        self.cols = rows if symmetric else cols  # one object, as graphs compare them
+        self.cols = cols
         self.leaves = leaves
-        self.symmetric = symmetric
+        self.epsilon = epsilon
+        self.top_k = top_k
+        self.symmetric = symmetric and top_k is None
+        self.dtype = leaves[0].dtype
 
     @abstractmethod
-    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+    def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
         """The similarities of a tile, computed from the given leaves."""
+
+    def block(self, tile: Tile, leaves: Sequence[Tensor] | None = None) -> Tensor:
+        """What is left of a tile; rows of tiles must be whole if :obj:`top_k` is
+        given.
+        """
+        scores = self.similarities(tile, self.leaves if leaves is None else leaves)
+        if self.top_k is None and self.makes_new and not torch.is_grad_enabled():
+            return F.threshold(scores, self.epsilon, 0.0, inplace=True)
+        return sparsify(scores, self.epsilon, self.top_k)
 
     def slices(self, tile: Tile) -> tuple[slice, slice]:
         """The rows and columns of a tile in matrices of all graphs."""
@@ -94,19 +155,25 @@ class Scores(ABC):
         )
 
     def dense(self) -> Tensor:
-        """All similarities, padded with zeros: :obj:`[B, N, M]`."""
-        rows, cols = self.rows, self.cols
-        full = [
-            self.block(Tile(graph, 0, size, 0, cols.sizes[graph]), self.leaves)
-            for graph, size in enumerate(rows.sizes)
-        ]
-        if rows.num_graphs == 1:
+        """All entries, padded with zeros: :obj:`[B, N, M]`."""
+        whole = [Tile(g, 0, n, 0, self.cols.sizes[g]) for g, n in enumerate(self.rows.sizes)]
+        if self.top_k is not None:
+            # In the strips that all forms of a graph are made of: rounding must not
+            # decide differently which of equal entries are kept.
+            strips: list[list[Tensor]] = [[] for _ in whole]
+            for tile in tiles(self.rows, self.cols):
+                strips[tile.graph].append(self.block(tile))
+            full = [
+                torch.cat(own) if own else self.block(whole[g])
+                for g, own in enumerate(strips)
+            ]
+        else:
+            full = [self.block(tile) for tile in whole]
+        if self.rows.num_graphs == 1:
             return full[0].unsqueeze(0)
+        height, width = self.rows.max_size, self.cols.max_size
         padded = [
-            torch.nn.functional.pad(
-                block,
-                (0, cols.max_size - block.size(1), 0, rows.max_size - block.size(0)),
-            )
+            F.pad(block, (0, width - block.size(1), 0, height - block.size(0)))
             for block in full
         ]
         return torch.stack(padded)
@@ -117,27 +184,25 @@ class Scores(ABC):
         """
         return _Entries.apply(self, pattern, value, *self.leaves)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.leaves[0].dtype
-
 
 class InnerScores(Scores):
     r"""Inner products :math:`\mathbf{U} \mathbf{V}^{\top}`."""
 
-    makes_new_blocks = True
-
-    def __init__(self, u: Tensor, v: Tensor | None, rows: Layout, cols: Layout) -> None:
+    def __init__(
+        self, u: Tensor, v: Tensor | None, rows: Nodes, cols: Nodes, *options
+    ) -> None:
         leaves = (u,) if v is None else (u, v)
-        super().__init__(rows, cols, leaves, symmetric=v is None)
+        super().__init__(rows, cols, leaves, v is None, *options)
 
-    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+    def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
         mine, others = self.slices(tile)
         return leaves[0][mine] @ leaves[-1][others].t()
 
     def dense(self) -> Tensor:
+        if self.top_k is not None:
+            return super().dense()
         u, v = self.rows.pad(self.leaves[0]), self.cols.pad(self.leaves[-1])
-        return u @ v.transpose(1, 2)
+        return sparsify(u @ v.transpose(1, 2), self.epsilon)
 
     def at(self, pattern: Pattern, value: Tensor) -> Tensor:
         return sddmm(pattern, self.leaves[0], self.leaves[-1], value)
@@ -153,34 +218,36 @@ class PairScores(Scores):
         u (torch.Tensor): Embeddings of the rows.
         v (torch.Tensor, optional): Embeddings of the columns; those of the rows if not
             given.
-        rows (Layout): The graphs of the rows.
-        cols (Layout): The graphs of the columns.
+        rows (Nodes): The nodes of the rows.
+        cols (Nodes): The nodes of the columns.
         symmetric (bool): Whether swapping the arguments transposes the result.
+        options: Threshold and largest entries, as of :class:`Scores`.
     """
 
-    makes_new_blocks = False  # a user's module may hold on to what it returns
+    makes_new = False  # a user's module may hold on to what it returns
 
     def __init__(
         self,
         metric: Module,
         u: Tensor,
         v: Tensor | None,
-        rows: Layout,
-        cols: Layout,
+        rows: Nodes,
+        cols: Nodes,
         symmetric: bool,
+        *options,
     ) -> None:
         embeddings = (u,) if v is None else (u, v)
         self.pair = _Pair(metric)
         self.names = [name for name, _ in self.pair.named_parameters()]
         self.num_embeddings = len(embeddings)
         leaves = embeddings + tuple(self.pair.parameters())
-        super().__init__(rows, cols, leaves, symmetric=symmetric and v is None)
+        super().__init__(rows, cols, leaves, symmetric and v is None, *options)
 
-    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+    def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
         mine, others = self.slices(tile)
         u, v = leaves[0], leaves[self.num_embeddings - 1]
         parameters = dict(zip(self.names, leaves[self.num_embeddings :], strict=True))
-        with no_random_numbers('metric', u.device):
+        with _no_random_numbers('metric', u.device):
             return functional_call(self.pair, parameters, (u[mine], v[others]))
 
 
@@ -193,6 +260,31 @@ class _Pair(Module):
         return self.metric.pair(u, v)  # type: ignore[operator]
 
 
+@contextmanager
+def _no_random_numbers(name: str, device: torch.device) -> Iterator[None]:
+    """Refuse a function that draws random numbers: what is computed block by block, and
+    again in the backward pass, would be another function each time.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
+    before = _rng_states(device)
+    yield
+    if not all(map(torch.equal, before, _rng_states(device))):
+        raise RuntimeError(
+            f"Expected the '{name}' to be a function of its arguments (got one that "
+            f'draws random numbers; take its dropout out, or leave it in evaluation '
+            f'mode)'
+        )
+
+
+def _rng_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == 'cuda':
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
 class WeightedScores(Scores):
     r"""Multi-head weighted cosines of *sparse* raw features,
     :math:`\frac{1}{m} \sum_p \mathbf{r}_p \odot \mathbf{X} (\mathbf{w}_p^2 \odot
@@ -200,27 +292,30 @@ class WeightedScores(Scores):
     :math:`\mathbf{X}`.
 
     Args:
-        factor (WeightedFactor): The features with their weights.
+        features (Features): The features, sparse.
+        weight (torch.Tensor): The head weights, of shape :obj:`[m, d]`.
         index (torch.Tensor, optional): The anchors. (default: :obj:`None`)
-        cols (Layout, optional): The graphs of the anchors. (default: :obj:`None`)
+        cols (Nodes): The nodes of the columns.
+        options: Threshold and largest entries, as of :class:`Scores`.
     """
-
-    makes_new_blocks = True
 
     def __init__(
         self,
-        factor: WeightedFactor,
-        index: Tensor | None = None,
-        cols: Layout | None = None,
+        features: Features,
+        weight: Tensor,
+        index: Tensor | None,
+        cols: Nodes,
+        *options,
     ) -> None:
-        assert isinstance(factor.signal.x, SparseMatrix)
-        rows = factor.layout
-        self.x = factor.signal.x
+        assert isinstance(features.value, SparseMatrix)
+        self.x = features.value
         self.index = index
-        leaves = (factor.scale, factor.sq_weight)
-        super().__init__(rows, cols or rows, leaves, symmetric=index is None)
+        sq_weight = weight.square()
+        scale = safe_rsqrt(features.squared.matmul(sq_weight.t()))
+        leaves = (scale, sq_weight / weight.size(0))
+        super().__init__(features.nodes, cols, leaves, index is None, *options)
 
-    def block(self, tile: Tile, leaves: tuple[Tensor, ...]) -> Tensor:
+    def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
         scale, sq_weight = leaves
         places, others_places = self.slices(tile)
         mine = (self.x.row_range(places.start, places.stop), scale[places])
@@ -257,7 +352,7 @@ class _WeightedProduct(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_order
+    @once_differentiable
     def backward(ctx, grad):
         scale_many, scale_few, sq_weight, *products = ctx.saved_tensors
         row, col = ctx.few.pattern.row, ctx.few.pattern.col
@@ -283,36 +378,43 @@ class _Entries(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @first_order
+    @once_differentiable
     def backward(ctx, grad):
         scores, pattern = ctx.scores, ctx.pattern
-        leaves = tuple(
+        leaves = [
             leaf.detach().requires_grad_(needed)
             for leaf, needed in zip(
                 ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True
             )
-        )
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        totals = [torch.zeros_like(leaf) for leaf in wanted]
+        ]
+        totals = [torch.zeros_like(leaf) for leaf in leaves]
         for tile in tiles(scores.rows, scores.cols):
             mine, others = scores.slices(tile)
-            places = slice(
-                int(pattern.rowptr[mine.start]), int(pattern.rowptr[mine.stop])
-            )
+            places = pattern.places(mine.start, mine.stop)
             row = pattern.row[places] - mine.start
             col = pattern.col[places] - others.start
             if row.numel() == 0:
                 continue
             with torch.enable_grad():
-                value = scores.block(tile, leaves)[row, col]
-                if not value.requires_grad:
-                    continue
-                parts = torch.autograd.grad(
-                    value, wanted, grad[places], allow_unused=True
-                )
-            for total, part in zip(totals, parts, strict=True):
-                if part is not None:
-                    total += part
-        found = iter(totals)
-        grads = (next(found) if leaf.requires_grad else None for leaf in leaves)
-        return None, None, None, *grads
+                value = scores.similarities(tile, leaves)[row, col]
+            add_gradients(value, grad[places], leaves, totals)
+        wanted = zip(totals, ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *(total if need else None for total, need in wanted)
+
+
+def add_gradients(
+    value: Tensor, grad: Tensor, leaves: list[Tensor], totals: list[Tensor]
+) -> None:
+    """Send a gradient on to the leaves that autograd has followed."""
+    wanted = [
+        (leaf, total)
+        for leaf, total in zip(leaves, totals, strict=True)
+        if leaf.requires_grad
+    ]
+    if not wanted or not value.requires_grad:
+        return
+    inputs = [leaf for leaf, _ in wanted]
+    parts = torch.autograd.grad(value, inputs, grad, allow_unused=True)
+    for (_, total), part in zip(wanted, parts, strict=True):
+        if part is not None:
+            total += part

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import copy
 
 import torch
 from torch import Tensor
 
 from ..checks import check_at_least
-from ..ops.autograd import first_order
-from ..ops.layout import Layout
+from ..ops.batch import Nodes
+from ..ops.features import Features
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
 from .scores import Scores, tiles
-from .signal import Signal
-from .sparsify import sparsify
 
 __all__ = ['SparseGraph']
-
-
-class _NormalMatrix(torch.autograd.Function):
-    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}` of a sparse
-    :math:`\mathbf{R}`, one product with it forwards and one backwards.
-    """
-
-    @staticmethod
-    def forward(ctx, matrix, value, weight):
-        ctx.matrix = matrix
-        ctx.save_for_backward(value, weight)
-        return matrix.scaled_t_matmul(weight, matrix.to_dense())
-
-    @staticmethod
-    @first_order
-    def backward(ctx, grad):
-        value, weight = ctx.saved_tensors
-        row, col = ctx.matrix.pattern.row, ctx.matrix.pattern.col
-        product = ctx.matrix.matmul(grad + grad.t())[row, col]
-        grad_weight = torch.zeros_like(weight).index_add_(0, row, product * value)
-        return None, product * weight[row], 0.5 * grad_weight
 
 
 class SparseGraph(Affinity):
@@ -49,39 +26,37 @@ class SparseGraph(Affinity):
     Args:
         pattern (Pattern): Where the entries are.
         value (torch.Tensor): The entries, of shape :obj:`[nnz]`.
-        rows (Layout): The graphs of the rows.
-        cols (Layout): The graphs of the columns.
+        rows (Nodes): The nodes of the rows.
+        cols (Nodes): The nodes of the columns.
         symmetric (bool, optional): Whether the matrix is symmetric.
             (default: :obj:`False`)
     """
 
-    inner_rank = 1
+    inner_cost = 1
 
     def __init__(
         self,
         pattern: Pattern,
         value: Tensor,
-        rows: Layout,
-        cols: Layout,
+        rows: Nodes,
+        cols: Nodes,
         symmetric: bool = False,
     ) -> None:
-        super().__init__(rows, cols)
+        super().__init__(rows, cols, value.dtype)
         self.pattern = pattern
         self.value = value
+        self.matrix = SparseMatrix(pattern, value)
         self.symmetric = symmetric
-        self._weighted: dict[tuple[float, bool], SparseMatrix] = {}
 
     @classmethod
-    def from_scores(
-        cls, scores: Scores, epsilon: float, top_k: int | None
-    ) -> SparseGraph:
+    def from_scores(cls, scores: Scores) -> SparseGraph:
         """The survivors of a sparsification, found one row tile after another."""
         rows, cols = scores.rows, scores.cols
         found_row, found_col, found_value = [], [], []
         with torch.no_grad():
             for tile in tiles(rows, cols):
                 mine, others = scores.slices(tile)
-                block = sparsify(scores.block(tile, scores.leaves), epsilon, top_k)
+                block = scores.block(tile)
                 row, col = block.nonzero(as_tuple=True)
                 found_value.append(block[row, col])
                 found_row.append(row + mine.start)
@@ -92,35 +67,23 @@ class SparseGraph(Affinity):
             value = torch.cat([scores.leaves[0].new_zeros(0), *found_value])
             shape = (rows.num_rows, cols.num_rows)
             pattern = Pattern.from_sorted(row, col, shape)
-        value = scores.at(pattern, value)
-        symmetric = scores.symmetric and top_k is None
-        return cls(pattern, value, rows, cols, symmetric)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype
+        return cls(pattern, scores.at(pattern, value), rows, cols, scores.symmetric)
 
     def with_value(self, value: Tensor) -> SparseGraph:
         """The same edges with other weights."""
         return SparseGraph(self.pattern, value, self.rows, self.cols)
 
-    @cached_property
-    def _matrix(self) -> SparseMatrix:
-        return SparseMatrix(self.pattern, self.value)
+    def multiplied(self, message: Tensor | None) -> SparseGraph:
+        """The same graph, with its product with a message."""
+        graph = copy.copy(self)
+        graph.product = None if message is None else self.matmul(message)
+        return graph
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._matrix.matmul(x)
-
-    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
-        key = (weight, torch.is_grad_enabled())
-        if key not in self._weighted:
-            self._weighted[key] = SparseMatrix(self.pattern, weight * self.value)
-        return self._weighted[key].matmul(x)
+        return self.matrix.matmul(x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        if self.symmetric:
-            return self.matmul(x)
-        return self._matrix.t_matmul(x)
+        return self.matrix.matmul(x) if self.symmetric else self.matrix.t_matmul(x)
 
     def sq_norm(self) -> Tensor:
         return self._graph_sum(self.value.square())
@@ -132,39 +95,32 @@ class SparseGraph(Affinity):
         return entries.new_zeros(self.rows.num_graphs).index_add(0, graph, entries)
 
     def inner(self, other: Affinity) -> Tensor:
-        if other.inner_rank < self.inner_rank:
-            return other.inner(self)
         return self._graph_sum(self.value * other.values_at(self.pattern))
 
-    def _keys(self) -> Tensor:
-        return self.pattern.row * self.pattern.num_cols + self.pattern.col
-
+    @torch.no_grad()
     def sq_dist(self, other: Affinity) -> Tensor:
         if not isinstance(other, SparseGraph):
             return super().sq_dist(other)
-        key = torch.cat([self._keys(), other._keys()])
+        patterns = self.pattern, other.pattern
+        key = torch.cat([p.row * p.num_cols + p.col for p in patterns])
         signed = torch.cat([self.value, -other.value])
         place, inverse = torch.unique(key, return_inverse=True)
-        gap = signed.new_zeros(place.numel()).index_add(0, inverse, signed)
+        gap = signed.new_zeros(place.numel()).index_add_(0, inverse, signed).square_()
         if self.rows.num_graphs == 1:
-            return gap.square().sum(0, keepdim=True)
+            return gap.sum(0, keepdim=True)
         graph = self.rows.batch[place // self.pattern.num_cols]
-        total = gap.new_zeros(self.rows.num_graphs)
-        return total.index_add(0, graph, gap.square())
+        return gap.new_zeros(self.rows.num_graphs).index_add_(0, graph, gap)
 
-    def gram_inner(self, signal: Signal) -> Tensor:
-        return self._graph_sum(self.value * signal.gram_at(self.pattern))
+    def gram_inner(self, features: Features) -> Tensor:
+        return self._graph_sum(self.value * features.gram_at(self.pattern))
 
-    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
-        if self.rows.num_graphs > 1:
-            return super()._make_normal_matrix(weight)
-        return _NormalMatrix.apply(self._matrix, self.value, weight).unsqueeze(0)
-
-    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        one_graph = self.rows.num_graphs == 1 and not signal.requires_grad
-        if one_graph and self.shape[1] <= signal.num_features:
-            return (self.normal_matrix(weight) * signal.gram).sum((1, 2))
-        return super()._make_normal_gram_inner(weight, signal)
+    def values_at(self, pattern: Pattern) -> Tensor:
+        mine = self.pattern.row * self.pattern.num_cols + self.pattern.col
+        wanted = pattern.row * pattern.num_cols + pattern.col
+        place = torch.searchsorted(mine, wanted).clamp(max=max(mine.numel() - 1, 0))
+        if mine.numel() == 0:
+            return self.value.new_zeros(wanted.numel())
+        return torch.where(mine[place] == wanted, self.value[place], 0.0)
 
     def to_edges(
         self, max_edges: int = MAX_EDGES, min_weight: float = 0.0
@@ -180,8 +136,3 @@ class SparseGraph(Affinity):
             )
         edge_index = torch.stack([self.pattern.col[keep], self.pattern.row[keep]])
         return edge_index, self.value[keep]
-
-    def _dense(self) -> Tensor:
-        dense = self.value.new_zeros(self.shape)
-        index = (self.pattern.row, self.pattern.col)
-        return dense.index_put(index, self.value, accumulate=True)

@@ -1,194 +1,360 @@
-r"""The graph that makes its entries when asked, and forgets or keeps them."""
+r"""The graph that makes its entries when asked, and forgets or keeps them.
+
+Autograd would answer every product :math:`\mathbf{Y} = \mathbf{A} \mathbf{F}` with a
+gradient :math:`\mathbf{G} \mathbf{F}^{\top}` of the size of :math:`\mathbf{A}`. Here the
+gradient
+
+.. math::
+    \mathrm{d}\mathbf{A} = [\mathbf{G}_1, \mathbf{G}_2, \ldots]
+    [\mathbf{F}_1, \mathbf{F}_2, \ldots]^{\top} + \ldots
+
+is formed once for all products, tile by tile, and goes straight on to the tensors that
+the entries are made of. For this, the first walk over the tiles returns *slots* beside
+its answers: zero matrices of the size of :math:`[\mathbf{G}; \mathbf{F}]`, expanded from
+one number, so that they take no memory. Each later product takes a slot as an argument,
+and returns :math:`[\mathbf{G}; \mathbf{F}]` as the gradient of it. So autograd itself
+brings the factors of all products to the backward of the walk.
+
+Of a symmetric matrix only one half is made: a tile begins at the diagonal with a
+square, and what is below the square stands for what is right of it as well.
+"""
 
 from __future__ import annotations
 
-import weakref
-from typing import NamedTuple, TypeGuard
-
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from ..ops.caching import cached_tensor
+from ..ops.features import Features
+from ..ops.numeric import block_entries, widen
 from ..ops.sparse import Pattern
-from .base import Affinity, Message
+from .base import Affinity, Measures
 from .dense import DenseGraph
-from .scores import Scores, tiles
-from .signal import Signal
-from .sparsify import sparsify
-from .sweep import Entries, normal_matrix, product, survey
+from .scores import InnerScores, Scores, Tile, add_gradients, half_tiles, tiles
 
 __all__ = ['TiledGraph']
 
 
-class _Answers(NamedTuple):
-    """What one walk over the tiles has found out."""
-
-    message: Message  # F
-    product: Tensor  # A [F, 1], or A 1 for node-anchor affinities
-    t_product: Tensor  # nothing, or R^T [F, 1]
-    sq_norm: Tensor
-    gram_inner: Tensor
-    sq_dist: Tensor
-    token: Tensor
-    signal: Signal | None
-    previous: weakref.ref | None  # weak, or every graph would keep all before it
-
-
 class TiledGraph(Affinity):
-    r"""A thresholded affinity in row tiles: always exact.
+    r"""A thresholded affinity in tiles: always exact.
 
     Tiles are made, thresholded, used and dropped, and made again in backward, so that
     memory is :math:`\mathcal{O}(n \cdot \mathrm{tile})`. With :obj:`keep`, they are
-    kept instead: the fastest form of a matrix that fits. (The whole matrix is made for
-    distances with gradient, single entries with gradient, and the smoothness of sparse
-    features on an anchor graph.)
+    kept instead: the fastest form of a matrix that fits.
 
     Args:
         scores (Scores): What makes the tiles.
-        epsilon (float, optional): The threshold :math:`\varepsilon`.
-            (default: :obj:`0.`)
-        top_k (int, optional): Largest entries to keep of each row.
-            (default: :obj:`None`)
         keep (bool, optional): Whether to keep tiles. (default: :obj:`False`)
     """
 
-    def __init__(
-        self,
-        scores: Scores,
-        epsilon: float = 0.0,
-        top_k: int | None = None,
-        keep: bool = False,
-    ) -> None:
-        super().__init__(scores.rows, scores.cols)
+    def __init__(self, scores: Scores, keep: bool = False) -> None:
+        super().__init__(scores.rows, scores.cols, scores.dtype)
         self.scores = scores
-        self.symmetric = scores.symmetric and top_k is None
-        self.entries = Entries(scores, epsilon, top_k, keep)
-        self._answers: _Answers | None = None
-        self._with_grad = False
+        self.symmetric = scores.symmetric
+        self.entries = _Entries(scores, keep)
+        self._slots: list[Tensor] = []
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.scores.dtype
-
-    def observe(
-        self, message: Message, signal: Signal | None, previous: Affinity | None
-    ) -> None:
-        self._survey(message, signal, previous)
-
-    def _survey(
+    def measure(
         self,
-        message: Message,
-        signal: Signal | None = None,
+        x: Tensor | None = None,
+        t_x: Tensor | None = None,
+        *,
+        features: Features | None = None,
         previous: Affinity | None = None,
-    ) -> _Answers:
-        square = self.rows is self.cols
-        if signal is not None and (signal.requires_grad or not square):
-            signal = None
-        before = previous if self._has_same_tiles(previous) else None
-        ones = self._ones(self.cols)
-        with_ones = message.with_ones
-        answers = survey(
-            self.entries,
-            with_ones if square else ones,
-            with_ones[:, :0] if square else with_ones,
-            signal,
-            None if before is None else before.entries,
+        norm: bool = True,
+        later: tuple[int, ...] = (),
+    ) -> Measures:
+        nothing = self.scores.leaves[0].new_zeros(max(self.shape), 0)
+        x = nothing[: self.cols.num_rows] if x is None else x
+        t_x = nothing[: self.rows.num_rows] if t_x is None else t_x
+        by_tiles = features is not None and not features.requires_grad
+        before = previous.entries if self._has_same_tiles(previous) else None
+        out, t_out, norm_, inner, dist, *slots = _walk(
+            self.entries, features if by_tiles else None, before, x, t_x, later
         )
-        self._with_grad = torch.is_grad_enabled()
-        known = None if before is None else weakref.ref(before)
-        self._answers = _Answers(message, *answers, signal, known)  # type: ignore[call-arg]
-        return self._answers
-
-    @property
-    def _known(self) -> _Answers:
-        answers = self._answers
-        if answers is None or (torch.is_grad_enabled() and not self._with_grad):
-            nothing = self._ones(self.rows)[:, :0]
-            return self._survey(
-                Message.of(nothing if answers is None else answers.message.x)
-            )
-        return answers
-
-    def _has_same_tiles(self, other: Affinity | None) -> TypeGuard[TiledGraph]:
-        if not isinstance(other, TiledGraph):
-            return False
-        return self.entries.tiles == other.entries.tiles
+        # Whoever has the graph may spend each slot once. Only the cost of a product
+        # depends on whether there is one left, never its result.
+        graph = TiledGraph.__new__(TiledGraph)
+        graph.__dict__.update(self.__dict__, _slots=slots)
+        if features is not None and not by_tiles:
+            inner = self.gram_inner(features)
+        if previous is not None and before is None:
+            dist = self.sq_dist(previous)
+        return Measures(graph, out, t_out, norm_, inner, dist)
 
     def matmul(self, x: Tensor) -> Tensor:
-        known = self._known
-        if x is known.message.x and self.rows is self.cols:
-            return known.product[:, : x.size(1)]
-        return product(self.entries, known.token, x, transposed=False)
+        return self._product(x, transposed=False)
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        if self.symmetric:
-            return self.matmul(x)
-        known = self._known
-        if x is known.message.x and self.rows is not self.cols:
-            return known.t_product[:, : x.size(1)]
-        return product(self.entries, known.token, x, transposed=True)
+        return self._product(x, transposed=not self.symmetric)
 
-    def row_sum(self) -> Tensor:
-        known = self._known
-        place = known.message.x.size(1) if self.rows is self.cols else 0
-        return known.product[:, place]
-
-    def col_sum(self) -> Tensor:
-        if self.rows is self.cols:
-            return super().col_sum()
-        known = self._known
-        return known.t_product[:, known.message.x.size(1)]
+    def _product(self, x: Tensor, transposed: bool) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.entries.matmul(x, transposed)
+        for place, slot in enumerate(self._slots):
+            if slot.size(1) == x.size(1):
+                del self._slots[place]
+                return _later_product(self.entries, slot, x, transposed)
+        if transposed:
+            return self.measure(t_x=x).t_product  # type: ignore[return-value]
+        return self.measure(x).product  # type: ignore[return-value]
 
     def sq_norm(self) -> Tensor:
-        return self._known.sq_norm
+        return self.measure().sq_norm  # type: ignore[return-value]
 
-    def gram_inner(self, signal: Signal) -> Tensor:
-        if signal.requires_grad:
-            return super().gram_inner(signal)
-        known = self._known
-        if signal is not known.signal:
-            known = self._survey(known.message, signal)
-        return known.gram_inner
+    def gram_inner(self, features: Features) -> Tensor:
+        if features.requires_grad:
+            return super().gram_inner(features)
+        return self.measure(features=features).gram_inner  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def sq_dist(self, other: Affinity) -> Tensor:
+        if self._has_same_tiles(other):
+            return self.measure(previous=other).sq_dist  # type: ignore[return-value]
+        return super().sq_dist(other)
+
+    def _has_same_tiles(self, other: Affinity | None) -> bool:
+        return isinstance(other, TiledGraph) and other.entries.tiles == self.entries.tiles
 
     def values_at(self, pattern: Pattern) -> Tensor:
         if torch.is_grad_enabled():
-            return self._explicit.values_at(pattern)
+            return self.to_matrix().values_at(pattern)
         found = [torch.empty(0, dtype=self.dtype, device=self.rows.device)]
         for tile in tiles(self.rows, self.cols):
             rows, cols = self.scores.slices(tile)
-            places = slice(
-                int(pattern.rowptr[rows.start]), int(pattern.rowptr[rows.stop])
-            )
+            places = pattern.places(rows.start, rows.stop)
             row = pattern.row[places] - rows.start
             col = pattern.col[places] - cols.start
-            found.append(self.entries.make(tile)[row, col])
+            found.append(self.scores.block(tile)[row, col])
         return torch.cat(found)
 
-    def sq_dist(self, other: Affinity) -> Tensor:
-        if not isinstance(other, TiledGraph):
-            return super().sq_dist(other)
-        if torch.is_grad_enabled() or not self._has_same_tiles(other):
-            return self.to_affinity().sq_dist(other.to_affinity())
-        known = self._known
-        if known.previous is None or other is not known.previous():
-            known = self._survey(known.message, None, other)
-        return known.sq_dist
-
-    @cached_tensor
-    def _explicit(self) -> DenseGraph:
-        return self.to_affinity()
-
-    def to_affinity(self) -> DenseGraph:
+    def to_matrix(self) -> DenseGraph:
         """The same graph with its whole matrix in autograd's hands."""
-        value = sparsify(self.scores.dense(), self.entries.epsilon, self.entries.top_k)
-        return DenseGraph(value, self.rows, self.cols, self.symmetric)
+        return DenseGraph(self.scores.dense(), self.rows, self.cols, self.symmetric)
 
-    def _make_normal_matrix(self, weight: Tensor) -> Tensor:
-        if self.entries.halved or self.rows.num_graphs > 1:
-            return self._explicit.normal_matrix(weight)
-        return normal_matrix(self.entries, self._known.token, weight).unsqueeze(0)
 
-    def _make_normal_gram_inner(self, weight: Tensor, signal: Signal) -> Tensor:
-        if signal.requires_grad or not signal.is_sparse:
-            return super()._make_normal_gram_inner(weight, signal)
-        return self._explicit.normal_gram_inner(weight, signal)
+class _Entries:
+    """The entries of a thresholded score matrix, tile by tile.
+
+    Tiles are values of an immutable object, so keeping them changes no result. Small
+    matrices are kept from the walk over them until the walk over the next graph, which
+    is compared with them, and once more in the backward pass.
+
+    Args:
+        scores (Scores): What makes the tiles.
+        keep (bool): Whether tiles are kept for good.
+    """
+
+    def __init__(self, scores: Scores, keep: bool) -> None:
+        self.scores = scores
+        self.halved = scores.symmetric
+        sizes = zip(scores.rows.sizes, scores.cols.sizes, strict=True)
+        entries = sum(n * s for n, s in sizes) // (2 if self.halved else 1)
+        block = block_entries(scores.rows.device)
+        self.keep = keep
+        self.keep_briefly = keep or entries <= 16 * block
+        if scores.top_k is not None:  # as everywhere, that all keep the same entries
+            self.tiles = list(tiles(scores.rows, scores.cols))
+        elif self.halved:
+            size = 2 * block if self.keep_briefly else block // 2
+            self.tiles = list(half_tiles(scores.rows, size))
+        else:
+            size = 2 * block if self.keep_briefly else block // 2
+            self.tiles = list(tiles(scores.rows, scores.cols, size))
+        self._kept: dict[Tile, Tensor] = {}
+
+    @torch.no_grad()
+    def tile(self, tile: Tile) -> Tensor:
+        """The entries of one of the tiles, without gradient."""
+        if not self.keep_briefly:
+            return self.scores.block(tile)
+        if tile not in self._kept:
+            self._kept[tile] = self.scores.block(tile)
+        return self._kept[tile]
+
+    def drop(self) -> None:
+        """Forget tiles that are not kept for good."""
+        if not self.keep:
+            self._kept.clear()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, '_kept': {}}  # large, and quickly made
+
+    def add_product(self, tile: Tile, block: Tensor, x: Tensor, out: Tensor) -> None:
+        """Adds the part that a tile has in the product with a matrix."""
+        rows, cols = self.scores.slices(tile)
+        out[rows].addmm_(block, x[cols])
+        if self.halved:
+            below = slice(cols.stop, rows.stop)
+            out[cols].addmm_(block[block.size(1) :].t(), x[below])
+
+    def inner(self, left: Tensor, right: Tensor) -> Tensor:
+        """The inner product of two tiles, with what they stand for."""
+        total = left.reshape(-1).dot(right.reshape(-1))
+        if self.halved:
+            square = slice(0, left.size(1))
+            same = left[square].reshape(-1).dot(right[square].reshape(-1))
+            total = 2.0 * total - same
+        return total
+
+    def matmul(self, x: Tensor, transposed: bool) -> Tensor:
+        """The product with a matrix, without gradient."""
+        width, x = x.size(1), widen(x)
+        if transposed and not self.halved:
+            out = x.new_zeros(self.scores.cols.num_rows, x.size(1))
+            for tile in self.tiles:
+                rows, cols = self.scores.slices(tile)
+                out[cols].addmm_(self.tile(tile).t(), x[rows])
+        else:
+            out = x.new_zeros(self.scores.rows.num_rows, x.size(1))
+            for tile in self.tiles:
+                self.add_product(tile, self.tile(tile), x, out)
+        return out[:, :width]
+
+
+class _Walk(torch.autograd.Function):
+    """One walk over the tiles, and the one backward of the whole graph."""
+
+    @staticmethod
+    def forward(ctx, entries, features, previous, later, x, y, *leaves):
+        ctx.entries, ctx.features = entries, features
+        ctx.save_for_backward(x, y, *leaves)
+        rows, cols = entries.scores.rows, entries.scores.cols
+        widths = x.size(1), y.size(1)
+        x, y = widen(x), widen(y)
+        out = x.new_zeros(rows.num_rows, x.size(1))
+        t_out = x.new_zeros(cols.num_rows, y.size(1))
+        nothing = x.new_zeros(())
+        parts = []  # of norm, Gram inner product and distance
+        for tile in entries.tiles:
+            block = entries.tile(tile)
+            if x.size(1):
+                entries.add_product(tile, block, x, out)
+            if y.size(1):
+                mine, others = entries.scores.slices(tile)
+                t_out[others].addmm_(block.t(), y[mine])
+            norm, inner, distance = entries.inner(block, block), nothing, nothing
+            if features is not None:
+                inner = entries.inner(block, features.gram_tile(tile))
+            if previous is not None:
+                gap = block - previous.tile(tile)
+                distance = entries.inner(gap, gap)
+            parts.append(torch.stack([norm, inner, distance]))
+        if previous is not None:
+            previous.drop()
+        sums = x.new_zeros(3, rows.num_graphs)
+        if parts:
+            graph = torch.tensor([t.graph for t in entries.tiles], device=x.device)
+            sums.index_add_(1, graph, torch.stack(parts, dim=1))
+        norm, inner, distance = sums.unbind(0)
+        ctx.mark_non_differentiable(distance)
+        height = rows.num_rows + cols.num_rows
+        slots = [x.new_zeros(()).expand(height, width) for width in later]
+        out, t_out = out[:, : widths[0]], t_out[:, : widths[1]]
+        return out, t_out, norm.clone(), inner.clone(), distance, *slots
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, *factors):
+        entries, features = ctx.entries, ctx.features
+        scores = entries.scores
+        x, y, *leaves = ctx.saved_tensors
+        sizes = [scores.rows.num_rows, scores.cols.num_rows]
+        lefts, rights = [grad_out, y], [x, grad_t_out]
+        for both in factors:  # of products that were made with a slot
+            left, right = both.split(sizes)
+            lefts.append(left)
+            rights.append(right)
+        left, right = torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
+        if entries.halved:  # The gradients of an entry and of its mirror image.
+            left, right = torch.cat([left, right], 1), torch.cat([right, left], 1)
+            grad_norm, grad_inner = 2.0 * grad_norm, 2.0 * grad_inner
+        leaves = [
+            leaf.detach().requires_grad_(need)
+            for leaf, need in zip(leaves, ctx.needs_input_grad[6:], strict=True)
+        ]
+        grads = [torch.zeros_like(leaf) for leaf in leaves]
+        widths = x.size(1), y.size(1)
+        grad_out, grad_t_out = widen(grad_out), widen(grad_t_out)
+        grad_x = x.new_zeros(x.size(0), grad_out.size(1))
+        grad_y = y.new_zeros(y.size(0), grad_t_out.size(1))
+        known = isinstance(scores, InnerScores)  # the gradient of inner products is
+        for tile in entries.tiles:
+            mine, others = scores.slices(tile)
+            if known:
+                block = entries.tile(tile)
+            else:
+                with torch.enable_grad():
+                    value = scores.block(tile, leaves)
+                block = value.detach()
+            if x.size(1) and ctx.needs_input_grad[4]:
+                if entries.halved:
+                    entries.add_product(tile, block, grad_out, grad_x)
+                else:
+                    grad_x[others].addmm_(block.t(), grad_out[mine])
+            if y.size(1) and ctx.needs_input_grad[5]:
+                torch.mm(block, grad_t_out[others], out=grad_y[mine])
+            grad = left[mine] @ right[others].t()
+            grad.addcmul_(block, 2.0 * grad_norm[tile.graph])
+            if features is not None:
+                grad.addcmul_(features.gram_tile(tile), grad_inner[tile.graph])
+            if known:
+                _inner_backward(entries, tile, block, grad, leaves, grads)
+            else:
+                if entries.halved:  # The square is its own mirror image.
+                    grad[: block.size(1)] *= 0.5
+                add_gradients(value, grad, leaves, grads)
+        entries.drop()
+        grad_x, grad_y = grad_x[:, : widths[0]], grad_y[:, : widths[1]]
+        return None, None, None, None, grad_x, grad_y, *grads
+
+
+def _inner_backward(
+    entries: _Entries,
+    tile: Tile,
+    block: Tensor,
+    grad: Tensor,
+    leaves: list[Tensor],
+    grads: list[Tensor],
+) -> None:
+    """Send the gradient of a tile of inner products on to their vectors."""
+    mine, others = entries.scores.slices(tile)
+    grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
+    u, v = leaves[0], leaves[-1]
+    grads[0][mine].addmm_(grad, v[others])
+    if entries.halved:  # The square is its own mirror image.
+        grad, mine = grad[block.size(1) :], slice(others.stop, mine.stop)
+    grads[-1][others].addmm_(grad.t(), u[mine])
+
+
+class _LaterProduct(torch.autograd.Function):
+    """A product after the walk; the factors of its gradient are that of its slot."""
+
+    @staticmethod
+    def forward(ctx, entries, slot, x, transposed):
+        ctx.entries, ctx.transposed = entries, transposed
+        ctx.save_for_backward(x)
+        return entries.matmul(x, transposed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        grad_x = None
+        if ctx.needs_input_grad[2]:
+            grad_x = ctx.entries.matmul(grad.contiguous(), not ctx.transposed)
+        factors = (x, grad) if ctx.transposed else (grad, x)
+        return None, torch.cat(factors), grad_x, None
+
+
+# Loops over tiles and caches are nothing to compile.
+
+
+@torch.compiler.disable
+def _walk(entries, features, previous, x, y, later):
+    return _Walk.apply(entries, features, previous, later, x, y, *entries.scores.leaves)
+
+
+@torch.compiler.disable
+def _later_product(entries, slot, x, transposed):
+    return _LaterProduct.apply(entries, slot, x, transposed)

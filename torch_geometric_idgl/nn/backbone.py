@@ -1,4 +1,8 @@
-r"""The graph neural network that runs on graph operators."""
+r"""The graph neural network that runs on graph operators: layers, and a stack of them.
+
+A layer is two steps: :meth:`OperatorConv.project` (what does not depend on the graph,
+so that all iterations share it) and :meth:`OperatorConv.propagate`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,19 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, ModuleList
-from torch_geometric.nn import BatchNorm, JumpingKnowledge
+from torch.nn import Module, ModuleList, Parameter
+from torch_geometric.nn import JumpingKnowledge, MessagePassing
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
-from ..graphs import GraphOperator, Mixture, shared_products, weighted_sum
+from ..graphs import GraphOperator, Mixture
+from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.layout import Layout
-from ..ops.numeric import dropout as drop
-from ..ops.numeric import relu_dropout
-from .conv import OperatorConv
+from ..ops.sparse import SparseMatrix
 
-__all__ = ['Backbone', 'Prediction']
+__all__ = ['Backbone', 'OperatorConv', 'resolve_layer']
 
 _NONNEGATIVE = (
     torch.nn.ReLU,
@@ -34,14 +37,266 @@ _NONNEGATIVE = (
 )
 
 
-class Prediction(NamedTuple):
-    """Outputs on one graph, finished or waiting for the terms all graphs share."""
+class OperatorConv(Module):
+    r"""A layer that runs on a graph operator, for :obj:`IDGL(..., backbone=...)`.
 
-    shared: list[tuple[float, GraphOperator]]
-    projected: Any = None
-    message: Tensor | None = None
-    own: list[tuple[float, Tensor]] | None = None
-    out: Tensor | None = None
+    Most layers multiply the graph with one matrix, and write :meth:`project`,
+    :meth:`message` and :meth:`finish`; others write :meth:`project` and
+    :meth:`propagate`. For example :math:`\widetilde{\mathbf{A}} \mathbf{X} \mathbf{W} +
+    \mathbf{b}`:
+
+    .. code-block:: python
+
+        class Layer(OperatorConv):
+            def __init__(self, in_channels, out_channels):
+                super().__init__()
+                self.weight = Parameter(torch.randn(in_channels, out_channels))
+                self.bias = Parameter(torch.zeros(out_channels))
+
+            def project(self, x):
+                return x.matmul(self.weight)
+
+            def finish(self, aggregated, projected):
+                return aggregated + self.bias
+
+        model = IDGL(64, 16, num_layers=2, out_channels=7, backbone=Layer)
+    """
+
+    def project(self, x: Tensor | SparseMatrix) -> Any:
+        """The part that does not depend on the graph.
+
+        Args:
+            x (torch.Tensor or SparseMatrix): What enters the layer. Raw features may be
+                sparse; both kinds have :obj:`x.matmul(weight)` and :obj:`x.to_dense()`.
+        """
+        raise NotImplementedError
+
+    def message(self, projected: Any) -> Tensor:
+        """What the graph is multiplied with."""
+        return projected
+
+    def finish(self, aggregated: Tensor, projected: Any) -> Tensor:
+        """The part after the product of the graph with the message."""
+        raise NotImplementedError
+
+    def propagate(self, projected: Any, graph: GraphOperator) -> Tensor:
+        """The part that depends on the graph."""
+        return self.finish(graph.matmul(self.message(projected)), projected)
+
+    def forward(self, x: Tensor | SparseMatrix, graph: GraphOperator) -> Tensor:
+        """Both parts, one after the other."""
+        return self.propagate(self.project(x), graph)
+
+
+def _multiplies_once(layer: Module) -> bool:
+    """Whether a layer is a single product with its message, which can be given to it."""
+    return type(layer).propagate is OperatorConv.propagate
+
+
+def _linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
+    return Linear(in_channels, out_channels, bias=bias, weight_initializer='glorot')
+
+
+def _apply(linear: Linear, x: Tensor | SparseMatrix) -> Tensor:
+    out = x.matmul(linear.weight.t())
+    return out if linear.bias is None else out + linear.bias
+
+
+class GCNLayer(OperatorConv):
+    r"""The paper's GCN layer, :math:`\widetilde{\mathbf{A}} \mathbf{X} \mathbf{W}`."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
+        super().__init__()
+        self.message_channels = out_channels
+        self.lin = _linear(in_channels, out_channels)
+        self.bias = Parameter(torch.zeros(out_channels)) if bias else None
+
+    def reset_parameters(self) -> None:
+        self.lin.reset_parameters()
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def project(self, x: Tensor | SparseMatrix) -> Tensor:
+        return x.matmul(self.lin.weight.t())
+
+    def finish(self, aggregated: Tensor, projected: Tensor) -> Tensor:
+        return aggregated if self.bias is None else aggregated + self.bias
+
+
+class SAGELayer(OperatorConv):
+    r"""GraphSAGE, :math:`\mathbf{X} \mathbf{W}_1 + \widetilde{\mathbf{A}} \mathbf{X}
+    \mathbf{W}_2`; the graph's rows are averages already.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
+        super().__init__()
+        self.message_channels = out_channels
+        self.lin_l = _linear(in_channels, out_channels, bias)
+        self.lin_r = _linear(in_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        self.lin_l.reset_parameters()
+        self.lin_r.reset_parameters()
+
+    def project(self, x: Tensor | SparseMatrix) -> tuple[Tensor, Tensor]:
+        return x.matmul(self.lin_l.weight.t()), _apply(self.lin_r, x)
+
+    def message(self, projected: tuple[Tensor, Tensor]) -> Tensor:
+        return projected[0]
+
+    def finish(self, aggregated: Tensor, projected: tuple[Tensor, Tensor]) -> Tensor:
+        out = aggregated + projected[1]
+        return out if self.lin_l.bias is None else out + self.lin_l.bias
+
+
+class GINLayer(OperatorConv):
+    r"""GIN, :math:`\mathrm{MLP}((1 + \epsilon) \mathbf{X} + \widetilde{\mathbf{A}}
+    \mathbf{X})`, with the first linear map moved before the graph.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__()
+        self.message_channels = out_channels
+        self.eps = Parameter(torch.zeros(()))
+        self.lin_1 = _linear(in_channels, out_channels, bias)
+        self.lin_2 = _linear(out_channels, out_channels, bias)
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.eps)
+        self.lin_1.reset_parameters()
+        self.lin_2.reset_parameters()
+
+    def project(self, x: Tensor | SparseMatrix) -> Tensor:
+        return x.matmul(self.lin_1.weight.t())
+
+    def finish(self, aggregated: Tensor, projected: Tensor) -> Tensor:
+        out = aggregated + (1.0 + self.eps) * projected
+        if self.lin_1.bias is not None:
+            out = out + self.lin_1.bias
+        return self.lin_2(out.relu())
+
+
+class APPNPLayer(OperatorConv):
+    r"""Predict, then propagate: :math:`\mathbf{Z} \leftarrow (1 - a)
+    \widetilde{\mathbf{A}} \mathbf{Z} + a \mathbf{X} \mathbf{W}`, some steps.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        bias: bool = False,
+        steps: int = 10,
+        teleport: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.lin = _linear(in_channels, out_channels, bias)
+        self.steps = steps
+        self.teleport = teleport
+
+    def reset_parameters(self) -> None:
+        self.lin.reset_parameters()
+
+    def project(self, x: Tensor | SparseMatrix) -> Tensor:
+        return _apply(self.lin, x)
+
+    def propagate(self, projected: Tensor, graph: GraphOperator) -> Tensor:
+        out = projected
+        for _ in range(self.steps):
+            out = (1.0 - self.teleport) * graph.matmul(out) + self.teleport * projected
+        return out
+
+
+class EdgeLayer(OperatorConv):
+    """Any PyG convolution with edge weights, on the exported edges of the graph."""
+
+    # What normalises in any case, and so would normalise the mixed graph once more.
+    _ALWAYS_NORMALIZE = ('SGConv', 'SSGConv', 'ARMAConv', 'ChebConv')
+
+    def __init__(self, conv: Module) -> None:
+        super().__init__()
+        if 'edge_weight' not in inspect.signature(conv.forward).parameters:
+            raise ValueError(
+                f"Expected a convolution whose 'forward' takes 'edge_weight' "
+                f'(got {conv})'
+            )
+        names = {cls.__name__ for cls in type(conv).__mro__}
+        if names.intersection(self._ALWAYS_NORMALIZE):
+            raise ValueError(
+                f'Expected a convolution that can take the graph as it is, because the '
+                f'mixed graph is normalised already (got {conv}, which always '
+                f'normalises)'
+            )
+        if getattr(conv, 'normalize', False) is True:
+            conv.normalize = False  # type: ignore[assignment]
+        self.conv = conv
+
+    def reset_parameters(self) -> None:
+        if hasattr(self.conv, 'reset_parameters'):
+            self.conv.reset_parameters()  # type: ignore[operator]
+
+    def project(self, x: Tensor | SparseMatrix) -> Tensor:
+        return x.to_dense()
+
+    def propagate(self, projected: Tensor, graph: GraphOperator) -> Tensor:
+        edge_index, edge_weight = graph.to_edges()
+        return self.conv(projected, edge_index, edge_weight=edge_weight)
+
+
+LayerLike = str | Callable[[int, int], Module]
+
+_LAYERS: dict[str, type[Module]] = {
+    'gcn': GCNLayer,
+    'sage': SAGELayer,
+    'gin': GINLayer,
+    'appnp': APPNPLayer,
+}
+
+
+def resolve_layer(
+    backbone: LayerLike, bias: bool
+) -> Callable[[int, int], OperatorConv]:
+    """A function from channels to a layer.
+
+    Args:
+        backbone (str or Callable): A name, or a function (or class) from numbers of
+            input and output channels to an :class:`OperatorConv` or to a PyG
+            convolution that takes :obj:`edge_weight`.
+        bias (bool): Whether named layers learn a bias.
+    """
+    if isinstance(backbone, str):
+        if backbone not in _LAYERS:
+            raise ValueError(
+                f"Expected 'backbone' to be one of {sorted(_LAYERS)} (got '{backbone}')"
+            )
+        layer = _LAYERS[backbone]
+        return lambda i, o: layer(i, o, bias=bias)  # type: ignore[return-value]
+    if not callable(backbone):
+        raise TypeError(
+            f"Expected 'backbone' to be a name or a function of input and output "
+            f"channels (got '{type(backbone).__name__}')"
+        )
+
+    def make(in_channels: int, out_channels: int) -> OperatorConv:
+        conv = backbone(in_channels, out_channels)
+        if isinstance(conv, OperatorConv):
+            return conv
+        if isinstance(conv, MessagePassing):
+            return EdgeLayer(conv)
+        raise TypeError(
+            f"Expected 'backbone' to give an 'OperatorConv' or a PyG 'MessagePassing' "
+            f"layer (got '{type(conv).__name__}')"
+        )
+
+    return make
+
+
+class Draft(NamedTuple):
+    """Outputs on one graph that still lack the part which all graphs share."""
+
+    projected: Any
+    message: Tensor
+    own: Tensor  # the product of the message with what is the graph's own
 
 
 class Backbone(Module):
@@ -65,7 +320,7 @@ class Backbone(Module):
         norm: str | Callable | None,
         norm_kwargs: dict[str, Any] | None,
         jk: str | None,
-        make_conv: Callable[[int, int], OperatorConv],
+        make_layer: Callable[[int, int], OperatorConv],
     ) -> None:
         super().__init__()
         self.num_layers = num_layers
@@ -78,7 +333,7 @@ class Backbone(Module):
         widths = [in_channels] + [hidden_channels] * num_layers
         if direct:
             widths[-1] = self.out_channels
-        self.convs = ModuleList(make_conv(i, o) for i, o in pairwise(widths))
+        self.convs = ModuleList(make_layer(i, o) for i, o in pairwise(widths))
 
         layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
         layer = torch.nn.Identity() if layer is None else layer
@@ -99,6 +354,11 @@ class Backbone(Module):
             self.lin = Linear(self.embedding_channels, self.out_channels)
         elif num_layers == 1:
             self.embedding_channels = self.out_channels
+        # Whether embeddings are known to have no negative entry.
+        normed_last = act_first and self.has_norm and num_norms > 0
+        self.nonnegative = (
+            isinstance(self.act, _NONNEGATIVE) and not normed_last and jk != 'lstm'
+        )
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
@@ -106,85 +366,87 @@ class Backbone(Module):
             if hasattr(module, 'reset_parameters'):
                 module.reset_parameters()  # type: ignore[union-attr]
 
+    def project(self, x: Features) -> tuple[Any, Tensor | None]:
+        """The part of the first layer that all graphs share, and what every graph is
+        multiplied with first, if the layer is one product.
+        """
+        layer: Any = self.convs[0]
+        projected = layer.project(x.value)
+        return projected, layer.message(projected) if _multiplies_once(layer) else None
+
     @property
-    def nonnegative(self) -> bool:
-        """Whether embeddings are known to have no negative entry."""
-        last = isinstance(self.act, _NONNEGATIVE)
-        if self.act_first and self.has_norm and len(self.norms) > 0:
-            return False
-        return last and self.jk_mode != 'lstm'
-
-    def project(self, x: Features) -> Any:
-        """The part of the first layer that all graphs share."""
-        return self.convs[0].project(x)  # type: ignore[operator]
-
-    def message(self, projected: Any) -> Tensor | None:
-        """What every graph is multiplied with first."""
-        return self.convs[0].message(projected)  # type: ignore[operator]
+    def later_channels(self) -> tuple[int, ...]:
+        """The numbers of columns of later products with a graph, where known."""
+        widths = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
+        return tuple(width for width in widths if width is not None)
 
     def embed(
-        self, projected: Any, graph: GraphOperator, layout: Layout, dropout: float
-    ) -> Tensor:
-        r"""The embeddings :math:`\mathbf{Z}` on a graph."""
+        self, projected: Any, graph: GraphOperator, nodes: Nodes, dropout: float
+    ) -> tuple[Tensor, Any]:
+        r"""The embeddings :math:`\mathbf{Z}` on a graph, and what enters the last map.
+
+        Args:
+            projected: What :meth:`project` gave.
+            graph (GraphOperator): The graph, with its product with the first message.
+            nodes (Nodes): The nodes of each graph of the batch.
+            dropout (float): The dropout after each layer.
+        """
+        first, *later = self.convs[: max(len(self.norms), 1)]
+        if graph.product is None:
+            z = first.propagate(projected, graph)  # type: ignore[operator]
+        else:
+            z = first.finish(graph.product, projected)  # type: ignore[operator]
         if not self.norms:  # a single layer
-            out = self.convs[0].propagate(projected, graph)  # type: ignore[operator]
-            return out if self.act is None else self.act(out)
-        embeddings: list[Tensor] = []
-        for i in range(len(self.norms)):
-            conv = self.convs[i]
-            if i > 0:
-                projected = conv.project(embeddings[-1])  # type: ignore[operator]
-            out = conv.propagate(projected, graph)  # type: ignore[operator]
-            embeddings.append(self._activate(out, i, layout, dropout))
-        return embeddings[-1] if self.jk is None else self.jk(embeddings)
+            return z if self.act is None else self.act(z), projected
+        z = self._activate(z, 0, nodes, dropout)
+        embeddings = [z]
+        for i, conv in enumerate(later, start=1):
+            z = conv.propagate(conv.project(z), graph)  # type: ignore[operator]
+            z = self._activate(z, i, nodes, dropout)
+            embeddings.append(z)
+        z = z if self.jk is None else self.jk(embeddings)
+        return z, z if self.lin is not None else self.convs[-1].project(z)  # type: ignore
 
-    def start_prediction(self, z: Tensor, first: Any, graph: Mixture) -> Prediction:
-        """The outputs of one graph, but for what all graphs share."""
-        if self.lin is not None:
-            return Prediction([], out=self.lin(z))
-        conv = self.convs[-1]
-        projected = first if not self.norms else conv.project(z)  # type: ignore
-        if not conv.single_product:
-            return Prediction([], out=conv.propagate(projected, graph))  # type: ignore
-        message = conv.message(projected)  # type: ignore[operator]
-        own = graph.own_products(message)
-        return Prediction(graph.shared_terms(), projected, message, own)
-
-    def finish_predictions(self, started: list[Prediction]) -> list[Tensor]:
-        """The outputs of all graphs; shared terms are multiplied once for all."""
-        if started[0].out is not None:
-            return [prediction.out for prediction in started]  # type: ignore[misc]
-        finish = self.convs[-1].finish
-        shared = shared_products(
-            [prediction.shared for prediction in started],
-            [prediction.message for prediction in started],  # type: ignore[misc]
-        )
-        outs = []
-        for prediction, product in zip(started, shared, strict=True):
-            product = weighted_sum([(1.0, product), *(prediction.own or [])])
-            outs.append(finish(product, prediction.projected))  # type: ignore[operator]
-        return outs
-
-    def _activate(self, x: Tensor, i: int, layout: Layout, dropout: float) -> Tensor:
+    def _activate(self, x: Tensor, i: int, nodes: Nodes, dropout: float) -> Tensor:
         if self.act is not None and self.act_first:
             x = self.act(x)
         if self.norm_takes_batch:
-            x = self.norms[i](x, layout.batch, layout.num_graphs)
+            x = self.norms[i](x, nodes.batch, nodes.num_graphs)
         elif self.has_norm:
             x = self.norms[i](x)
         if self.act is not None and not self.act_first:
-            if type(self.act) is torch.nn.ReLU:
-                # Nobody but the next layer sees what batch normalisation has made.
-                own = self.has_norm and _is_private(self.norms[i])
-                return relu_dropout(x, dropout, self.training, inplace=own)
             x = self.act(x)
-        return drop(x, dropout, self.training)
+        return F.dropout(x, dropout, self.training)
 
+    def predict(self, last: Any, graph: GraphOperator) -> Tensor:
+        """The outputs on a graph, from what enters the last map."""
+        if self.lin is not None:
+            return self.lin(last)
+        return self.convs[-1].propagate(last, graph)  # type: ignore[operator]
 
-def _is_private(norm: torch.nn.Module) -> bool:
-    """Whether the output of a norm may be changed: its backward does not need it, and
-    there are no hooks that may hold on to it.
-    """
-    return type(norm) is BatchNorm and not any(
-        module._forward_hooks for module in norm.modules()
-    )
+    def draft(self, last: Any, graph: GraphOperator, mixed: Mixture) -> Draft | Tensor:
+        """The outputs on a mixture of a graph and of what all mixtures share, but for
+        the latter.
+        """
+        conv: Any = self.convs[-1]
+        if self.lin is not None or not _multiplies_once(conv):
+            return self.predict(last, mixed)
+        message = conv.message(last)
+        return Draft(last, message, mixed.weight_of(graph) * graph.matmul(message))
+
+    def finish(
+        self, drafts: list[Draft | Tensor], shared: GraphOperator
+    ) -> list[Tensor]:
+        """The outputs of all drafts. What their graphs share is multiplied once, with
+        all messages side by side: an epoch on Cora takes 1.1 times as long without.
+        """
+        if not drafts or isinstance(drafts[0], Tensor):
+            return drafts  # type: ignore[return-value]
+        conv, outs, start = self.convs[-1], [], 0
+        product = shared.matmul(torch.cat([d.message for d in drafts], dim=1))  # type: ignore
+        for projected, message, own in drafts:
+            stop = start + message.size(1)
+            aggregated = own + product[:, start:stop]
+            outs.append(conv.finish(aggregated, projected))  # type: ignore[operator]
+            start = stop
+        return outs

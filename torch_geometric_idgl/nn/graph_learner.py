@@ -11,39 +11,40 @@ from torch.nn import Module
 from ..checks import check_at_least
 from ..graphs import (
     Affinity,
-    DenseFactor,
     DenseGraph,
+    FeatureGraph,
     InnerScores,
     LowRankGraph,
     PairScores,
     Scores,
-    SelectedFactor,
-    Signal,
     SparseGraph,
-    Tile,
     TiledGraph,
-    WeightedFactor,
     WeightedScores,
-    sparsify,
 )
-from ..ops.layout import Layout
-from .anchors import Anchors
-from .similarity import Metric, WeightedCosine
+from ..graphs.scores import Tile
+from ..ops.batch import Nodes
+from ..ops.features import Features
+from ..ops.numeric import reads_are_free
+from .inputs import Anchors, given_anchors
+from .similarity import MetricLike, WeightedCosine, resolve_metric
 
 __all__ = ['BACKENDS', 'GraphLearner']
 
 BACKENDS = ('auto', 'dense', 'low_rank', 'tiled', 'sparse')
 
+_SMALL = 256  # nodes below which a matrix is quicker than its factors
 _DENSE_NODE_ENTRIES = 1 << 22  # node-node graphs of up to 2,048 nodes
 _DENSE_ANCHOR_ENTRIES = 1 << 26
 _SPARSE_DENSITY = 0.05
-_SAMPLED_ROWS = 64
+_SAMPLED_RUNS = 8  # of neighbouring rows, as many each, to measure the density
 _LARGE_GRAPH = 10_000
+_LARGE_FEATURE = 1e6  # beyond it, what is implicit may overflow in backward
 
 
 class GraphLearner(Module):
     r"""Learns the graph of a set of nodes: :math:`\mathbf{A} = \mathrm{GL}(\mathbf{V})`
-    or, with anchors, :math:`\mathbf{R} = \mathrm{GL}(\mathbf{V}, \mathbf{V}_U)`.
+    or, with anchors, :math:`\mathbf{R} = \mathrm{GL}(\mathbf{V}, \mathbf{V}_U)`
+    (Eq. 1 and 2), where similarities of at most :math:`\varepsilon` are set to zero.
 
     The result is an operator. Which one computes it is chosen from the metric, the
     threshold, the sign of the vectors, the size and the measured density:
@@ -57,8 +58,20 @@ class GraphLearner(Module):
 
     All give the same values and gradients.
 
+    .. code-block:: python
+
+        learner = GraphLearner(64, heads=4, epsilon=0.1)
+        graph = learner(x)
+        edge_index, edge_weight = graph.to_edges()
+
     Args:
-        metric (Metric): The similarity metric.
+        in_channels (int): Size of each input sample.
+        metric (str or torch.nn.Module or Callable, optional): The similarity metric:
+            :obj:`"weighted_cosine"`, :obj:`"cosine"`, :obj:`"rbf"`,
+            :obj:`"attention"`, or a module (or a function from input channels to one)
+            that compares two sets of vectors. (default: :obj:`"weighted_cosine"`)
+        heads (int, optional): Number of heads :math:`m` of the metric.
+            (default: :obj:`4`)
         epsilon (float, optional): The threshold :math:`\varepsilon`.
             (default: :obj:`0.`)
         top_k (int, optional): Keep only so many of the largest entries of each row.
@@ -69,24 +82,28 @@ class GraphLearner(Module):
 
     def __init__(
         self,
-        metric: Metric,
+        in_channels: int,
+        metric: MetricLike = 'weighted_cosine',
+        heads: int = 4,
         epsilon: float = 0.0,
         top_k: int | None = None,
         backend: str = 'auto',
     ) -> None:
         super().__init__()
+        check_at_least('in_channels', in_channels, 1, integer=True)
+        check_at_least('heads', heads, 1, integer=True)
         check_at_least('epsilon', epsilon, 0)
         if top_k is not None:
             check_at_least('top_k', top_k, 1, integer=True)
-        if not isinstance(metric, Metric):
-            raise TypeError(
-                f"Expected 'metric' to be a 'Metric' (got {metric!r}); "
-                f"'metric_resolver' makes one of a name or a module"
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"Expected 'backend' to be one of {list(BACKENDS)} (got {backend!r})"
             )
-        self.metric = metric
+        self.in_channels = in_channels
+        self.metric = resolve_metric(metric, in_channels, heads)
         self.epsilon = epsilon
         self.top_k = top_k
-        self.backend = _checked_backend(backend)
+        self.backend = backend
         if backend == 'low_rank':
             self._check_low_rank(nonnegative=True)
 
@@ -96,127 +113,134 @@ class GraphLearner(Module):
 
     def forward(
         self,
-        x: Tensor | Signal,
-        layout: Layout | None = None,
-        anchors: Anchors | None = None,
+        x: Tensor | Features,
+        nodes: Nodes | None = None,
+        anchors: Tensor | Anchors | None = None,
         nonnegative: bool | None = None,
         backend: str | None = None,
     ) -> Affinity:
         """Learn a graph.
 
         Args:
-            x (torch.Tensor or Signal): Node vectors, of shape :obj:`[n, d]`.
-            layout (Layout, optional): The graphs of a batch. (default: one graph)
-            anchors (Anchors, optional): The anchors, for a node-anchor affinity.
+            x (torch.Tensor or Features): Node vectors, of shape :obj:`[n, d]`.
+            nodes (Nodes, optional): The nodes of each graph of a batch.
+                (default: one graph)
+            anchors (torch.Tensor, optional): The anchors, for a node-anchor affinity.
                 (default: :obj:`None`)
             nonnegative (bool, optional): Whether :obj:`x` is known to have no negative
-                entry; measured if not given, and of a :class:`Signal` always.
-                (default: :obj:`None`)
+                entry; measured if not given. (default: :obj:`None`)
             backend (str, optional): Overrides the learner's. (default: :obj:`None`)
         """
-        if isinstance(x, Tensor):
-            layout = layout or Layout((x.size(0),), x.device)
+        if isinstance(x, Features):
+            nodes, nonnegative = x.nodes, x.range[0] >= 0
+        else:
+            if x.dim() != 2 or x.size(1) != self.in_channels:
+                raise ValueError(
+                    f"Expected 'x' to be of shape [num_nodes, {self.in_channels}] "
+                    f'(got {list(x.shape)})'
+                )
+            nodes = nodes or Nodes((x.size(0),), x.device)
             if nonnegative is None:
                 nonnegative = x.numel() == 0 or bool(x.detach().min() >= 0)
-        else:
-            layout, nonnegative = x.layout, x.nonnegative
-        backend = _checked_backend(backend or self.backend)
-        raw = self._weighted_factor(x)
-        if backend == 'auto':
-            backend = self.choose_backend(x, layout, anchors, nonnegative)
-        if backend == 'low_rank':
-            self._check_low_rank(nonnegative)
-            if raw is not None:
-                if anchors is None:
-                    return LowRankGraph(raw)
-                return LowRankGraph(
-                    raw, SelectedFactor(raw, anchors.index, anchors.layout)
-                )
-            u, v = self._embed(x, anchors)
-            left = DenseFactor(u, layout)
-            right = None if v is None else DenseFactor(v, anchors.layout)  # type: ignore
-            return LowRankGraph(left, right)
-        scores = self.scores(x, layout, anchors)
-        if backend == 'dense' and layout.num_graphs == 1:
-            return TiledGraph(scores, self.epsilon, self.top_k, keep=True)
-        if backend == 'dense':
-            value = sparsify(scores.dense(), self.epsilon, self.top_k)
-            symmetric = scores.symmetric and self.top_k is None
-            return DenseGraph(value, scores.rows, scores.cols, symmetric)
-        if backend == 'sparse':
-            return SparseGraph.from_scores(scores, self.epsilon, self.top_k)
-        return TiledGraph(scores, self.epsilon, self.top_k)
+        if isinstance(anchors, Tensor):
+            anchors = given_anchors(nodes, anchors)
+        # Graphs are compared by small differences: mixed precision would lose them.
+        with torch.autocast(nodes.device.type, enabled=False):
+            backend = backend or self.backend
+            if backend == 'auto':
+                backend = self.choose_backend(x, nodes, anchors, nonnegative)
+            if backend == 'low_rank':
+                self._check_low_rank(nonnegative)
+                return self._low_rank(x, nodes, anchors)
+            scores = self.scores(x, nodes, anchors)
+            if backend == 'sparse':
+                return SparseGraph.from_scores(scores)
+            if backend == 'dense' and (anchors is not None or nodes.num_graphs > 1):
+                value = scores.dense()
+                return DenseGraph(value, nodes, scores.cols, scores.symmetric)
+            return TiledGraph(scores, keep=backend == 'dense')
+
+    def _low_rank(
+        self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
+    ) -> Affinity:
+        if isinstance(x, Features):
+            cosine = isinstance(self.metric, WeightedCosine)
+            if cosine and anchors is None and x.range[1] < _LARGE_FEATURE:
+                return FeatureGraph(x, self.metric.weight)  # type: ignore[arg-type]
+            x = x.value  # type: ignore[assignment]
+        u = self.metric.embed(x)  # type: ignore[arg-type]
+        if anchors is None:
+            return LowRankGraph(u, None, nodes, nodes)
+        return LowRankGraph(u, u[anchors.index], nodes, anchors.nodes)
 
     def scores(
-        self, x: Tensor | Signal, layout: Layout, anchors: Anchors | None
+        self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
     ) -> Scores:
-        """The similarities before sparsification, as an object that makes blocks."""
-        cols = layout if anchors is None else anchors.layout
-        if isinstance(x, Signal) and x.is_sparse:
-            raw = self._weighted_factor(x)
-            if raw is not None:
-                index = None if anchors is None else anchors.index
-                return WeightedScores(raw, index, cols)
-        u, v = self._embed(x, anchors)
+        """What is left of similarities, as an object that makes blocks."""
+        cols = nodes if anchors is None else anchors.nodes
+        index = None if anchors is None else anchors.index
+        options = (self.epsilon, self.top_k)
+        if isinstance(x, Features):
+            if (
+                x.is_sparse
+                and isinstance(self.metric, WeightedCosine)
+                and x.range[1] < _LARGE_FEATURE
+            ):
+                return WeightedScores(x, self.metric.weight, index, cols, *options)
+            x = x.value  # type: ignore[assignment]
+        u = self.metric.embed(x)  # type: ignore[arg-type]
+        v = None if index is None else u[index]
         if self.metric.inner_product:
-            return InnerScores(u, v, layout, cols)
-        return PairScores(self.metric, u, v, layout, cols, self.metric.symmetric)
+            return InnerScores(u, v, nodes, cols, *options)
+        symmetric = self.metric.symmetric
+        return PairScores(self.metric, u, v, nodes, cols, symmetric, *options)
 
     def choose_backend(
         self,
-        x: Tensor | Signal,
-        layout: Layout,
+        x: Tensor | Features,
+        nodes: Nodes,
         anchors: Anchors | None,
         nonnegative: bool,
     ) -> str:
         """The operator that :obj:`"auto"` stands for."""
         exact = self.epsilon == 0.0 and self.top_k is None
         factored = self.metric.inner_product and self.metric.nonnegative(nonnegative)
-        if exact and factored:
-            return 'low_rank'
-        cols = layout if anchors is None else anchors.layout
-        entries = layout.num_padded * cols.max_size
+        cols = nodes if anchors is None else anchors.nodes
+        entries = nodes.num_graphs * nodes.max_size * cols.max_size
         if anchors is None and entries <= _DENSE_NODE_ENTRIES:
+            if nodes.max_size <= _SMALL or not (exact and factored):
+                return 'dense'
+        if exact and factored:
+            # Anchors and sparse features: not even a factor would be small.
+            sparse = isinstance(x, Features) and x.is_sparse
+            if anchors is None or not sparse or entries > _DENSE_ANCHOR_ENTRIES:
+                return 'low_rank'
             return 'dense'
-        if anchors is None and layout.max_size >= _LARGE_GRAPH:
-            _warn_quadratic(layout.max_size)
-        if self._density(x, layout, anchors) < _SPARSE_DENSITY:
-            return 'sparse'
+        if anchors is None and nodes.max_size >= _LARGE_GRAPH:
+            _warn_quadratic(nodes.max_size)
+        # Finding survivors takes looks at numbers, which are free on CPUs only.
+        if not exact and reads_are_free(nodes.device):
+            if self._density(x, nodes, anchors) < _SPARSE_DENSITY:
+                return 'sparse'
         if anchors is not None and entries <= _DENSE_ANCHOR_ENTRIES:
             return 'dense'
         return 'tiled'
 
     @torch.no_grad()
     def _density(
-        self, x: Tensor | Signal, layout: Layout, anchors: Anchors | None
+        self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
     ) -> float:
-        if self.epsilon == 0.0 and self.top_k is None:
-            return 1.0
-        scores = self.scores(x, layout, anchors)
-        graph = max(range(layout.num_graphs), key=layout.sizes.__getitem__)
-        size = layout.sizes[graph]
-        step = max(1, size // _SAMPLED_ROWS)
+        scores = self.scores(x, nodes, anchors)
+        graph = max(range(nodes.num_graphs), key=nodes.sizes.__getitem__)
+        size, width = nodes.sizes[graph], scores.cols.sizes[graph]
+        step = max(_SAMPLED_RUNS, size // _SAMPLED_RUNS)
         kept = total = 0
-        for start in range(0, size, step * 8):  # eight runs of neighbouring rows
-            width = scores.cols.sizes[graph]
-            tile = Tile(graph, start, min(start + 8, size), 0, width)
-            block = sparsify(
-                scores.block(tile, scores.leaves), self.epsilon, self.top_k
-            )
+        for start in range(0, size, step):
+            tile = Tile(graph, start, min(start + _SAMPLED_RUNS, size), 0, width)
+            block = scores.block(tile)
             kept += int(torch.count_nonzero(block))
             total += block.numel()
         return kept / max(total, 1)
-
-    def _weighted_factor(self, x: Tensor | Signal) -> WeightedFactor | None:
-        if isinstance(x, Signal) and isinstance(self.metric, WeightedCosine):
-            return WeightedFactor(x, self.metric.weight)
-        return None
-
-    def _embed(
-        self, x: Tensor | Signal, anchors: Anchors | None
-    ) -> tuple[Tensor, Tensor | None]:
-        u = self.metric.embed(x.x if isinstance(x, Signal) else x)
-        return u, None if anchors is None else u[anchors.index]
 
     def _check_low_rank(self, nonnegative: bool) -> None:
         if not self.metric.inner_product:
@@ -241,14 +265,6 @@ class GraphLearner(Module):
             f'{self.__class__.__name__}({self.metric}, epsilon={self.epsilon}, '
             f'top_k={self.top_k})'
         )
-
-
-def _checked_backend(backend: str) -> str:
-    if backend not in BACKENDS:
-        raise ValueError(
-            f"Expected 'backend' to be one of {list(BACKENDS)} (got {backend!r})"
-        )
-    return backend
 
 
 def _warn_quadratic(num_nodes: int) -> None:

@@ -1,46 +1,45 @@
-r"""IDGL: the one loop of Algorithm 1, which IDGL-Anch shares."""
+r"""IDGL and IDGL-Anch: Algorithm 1, written once for both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
 from ..checks import (
     check_at_least,
+    check_choice,
     check_features,
     check_probability,
     check_unit_interval,
+    floating_dtype,
 )
-from ..graphs import (
-    Affinity,
-    AnchorGraph,
-    ColumnScaled,
-    GraphOperator,
-    Memoized,
-    Message,
-    Mixture,
-    RowNormalized,
-    SparseGraph,
-    column_mask,
-)
-from ..ops.layout import Layout
-from ..ops.numeric import dropout
-from .anchors import Anchors
-from .backbone import Backbone
-from .conv import ConvLike, conv_resolver
+from ..graphs import AnchorGraph, Mixture, NodeGraph
+from ..ops.batch import Nodes
+from ..ops.features import Features
+from .backbone import Backbone, LayerLike, resolve_layer
 from .graph_learner import GraphLearner
-from .inputs import InputCache, Inputs, cacheable, prepare_inputs
-from .regularization import graph_regularization
-from .similarity import MetricLike, metric_resolver
-from .stopping import still_changing, where_active
+from .inputs import Anchors, InputCache, Inputs, given_anchors, prepare, sample_anchors
+from .loss import Stopping, graph_loss
+from .similarity import MetricLike
 from .trace import Trace
 
-__all__ = ['IDGL']
+__all__ = ['IDGL', 'IDGLAnch']
+
+
+class _Question(NamedTuple):
+    """What is asked of every learned graph of a pass."""
+
+    message: Tensor | None  # for its product with what enters the first layer
+    features: Features | None  # for the smoothness of these features on it
+    norm: bool  # for its squared norm
+    later: tuple[int, ...]  # the numbers of columns of products that will follow
 
 
 class IDGL(Module):
@@ -58,7 +57,14 @@ class IDGL(Module):
 
     of the normalised initial graph, the refined graph and the first learned graph.
     The constructor begins as that of :class:`torch_geometric.nn.GCN`, and so does
-    :meth:`forward`.
+    :meth:`forward`:
+
+    .. code-block:: python
+
+        model = IDGL(dataset.num_features, 16, num_layers=2, dropout=0.5,
+                     out_channels=dataset.num_classes)
+        out, trace = model(data.x, data.edge_index, return_trace=True)
+        loss = trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
 
     Args:
         in_channels (int): Size of each input sample.
@@ -82,11 +88,13 @@ class IDGL(Module):
         backbone (str or Callable, optional): :obj:`"gcn"`, :obj:`"sage"`,
             :obj:`"gin"`, :obj:`"appnp"`, or a function from input and output channels
             to a layer: an :class:`~torch_geometric_idgl.nn.OperatorConv`, or any PyG
-            convolution that takes :obj:`edge_weight`. (default: :obj:`"gcn"`)
+            convolution that takes :obj:`edge_weight` (one that normalises the graph is
+            told not to: the mixed graph is normalised). (default: :obj:`"gcn"`)
         metric (str or torch.nn.Module or Callable, optional): The similarity metric:
             :obj:`"weighted_cosine"`, :obj:`"cosine"`, :obj:`"rbf"`,
             :obj:`"attention"`, or a module (or a function from input channels to one)
-            that compares two sets of vectors. (default: :obj:`"weighted_cosine"`)
+            that compares two sets of vectors. A module is used as it is, not copied, by
+            both learners. (default: :obj:`"weighted_cosine"`)
         heads (int, optional): Number of heads :math:`m` of the metric.
             (default: :obj:`4`)
         epsilon (float, optional): The threshold :math:`\varepsilon` below which
@@ -115,12 +123,12 @@ class IDGL(Module):
             :obj:`dropout` if not given. (default: :obj:`None`)
         feature_dropout (float, optional): Dropout on the input features.
             (default: :obj:`0.`)
-        graph_dropout (float, optional): Dropout on the first graph: on every entry of
-            the initial graph, and on the columns of the first learned graph, before
-            and after its normalisation. Each row of the learned graph is dropped
-            exactly as if its entries were dropped one by one (as the paper's code
-            does); only that rows share the mask makes it possible without an
-            :math:`n \times n` matrix. (default: :obj:`0.`)
+        graph_dropout (float, optional): Dropout on the mixed first graph, after
+            normalising: on every entry of the initial graph, and on the sending nodes
+            (columns) of the first learned graph. Each row is dropped exactly as if its
+            entries were dropped one by one (as the paper's code does); only that rows
+            share the mask makes it possible without an :math:`n \times n` matrix.
+            (default: :obj:`0.`)
         add_self_loops (bool, optional): Whether to add self-loops to the initial graph.
             (default: :obj:`True`)
         normalize (bool, optional): Whether to normalise the initial graph
@@ -129,13 +137,16 @@ class IDGL(Module):
             call and ignore :obj:`edge_index`, :obj:`edge_weight` and :obj:`batch` in
             later ones, as :class:`~torch_geometric.nn.GCNConv` does; and what is
             computed from :obj:`x` alone (sparse form, validation, kNN graph) for as
-            long as it is the same, unchanged tensor. Only for a single fixed graph. It
-            is not saved with the model. (default: :obj:`False`)
+            long as its values stay the same. Only for a single fixed graph. It is not
+            saved with the model. (default: :obj:`False`)
         backend (str, optional): How learned graphs are computed: :obj:`"auto"`,
             :obj:`"dense"`, :obj:`"low_rank"`, :obj:`"tiled"` or :obj:`"sparse"`. All
             give the same results; see
             :class:`~torch_geometric_idgl.nn.GraphLearner`. (default: :obj:`"auto"`)
     """
+
+    # What learned graphs are: all pairs of nodes (Eq. 1, 3), regularised as they are.
+    _graph_type: type[NodeGraph] | type[AnchorGraph] = NodeGraph
 
     def __init__(
         self,
@@ -152,7 +163,7 @@ class IDGL(Module):
         jk: str | None = None,
         *,
         bias: bool = False,
-        backbone: ConvLike = 'gcn',
+        backbone: LayerLike | Backbone = 'gcn',
         metric: MetricLike = 'weighted_cosine',
         heads: int = 4,
         epsilon: float = 0.0,
@@ -174,35 +185,32 @@ class IDGL(Module):
         backend: str = 'auto',
     ) -> None:
         super().__init__()
-        iter_dropout = dropout if iter_dropout is None else iter_dropout
-        check_at_least('in_channels', in_channels, 1, integer=True)
-        check_at_least('hidden_channels', hidden_channels, 1, integer=True)
-        check_at_least('num_layers', num_layers, 1, integer=True)
-        check_at_least('heads', heads, 1, integer=True)
-        check_at_least('k', k, 1, integer=True)
+        for name, number in [
+            ('in_channels', in_channels),
+            ('hidden_channels', hidden_channels),
+            ('num_layers', num_layers),
+            ('out_channels', hidden_channels if out_channels is None else out_channels),
+            ('k', k),
+        ]:
+            check_at_least(name, number, 1, integer=True)
         check_at_least('max_iters', max_iters, 0, integer=True)
-        if out_channels is not None:
-            check_at_least('out_channels', out_channels, 1, integer=True)
-        if tol is not None:
-            check_at_least('tol', tol, 0)
-        check_unit_interval('initial_weight', initial_weight)
-        check_unit_interval('update_weight', update_weight)
+        check_at_least('tol', 0 if tol is None else tol, 0)
         check_at_least('smoothness', smoothness, 0)
         check_at_least('connectivity', connectivity, 0)
         check_at_least('sparsity', sparsity, 0)
-        if jk not in (None, 'last', 'cat', 'max', 'lstm'):
-            raise ValueError(
-                f"Expected 'jk' to be None or one of ['last', 'cat', 'max', 'lstm'] "
-                f"(got '{jk}')"
-            )
+        check_unit_interval('initial_weight', initial_weight)
+        check_unit_interval('update_weight', update_weight)
+        iter_dropout = dropout if iter_dropout is None else iter_dropout
         check_probability('dropout', dropout)
         check_probability('iter_dropout', iter_dropout)
         check_probability('feature_dropout', feature_dropout)
         check_probability('graph_dropout', graph_dropout)
+        check_choice('jk', jk, (None, 'last', 'cat', 'max', 'lstm'))
 
         self.in_channels = in_channels
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers
+        self.dropout = dropout
         self.k = k
         self.initial_weight = initial_weight
         self.update_weight = update_weight
@@ -211,7 +219,6 @@ class IDGL(Module):
         self.smoothness = smoothness
         self.connectivity = connectivity
         self.sparsity = sparsity
-        self.dropout = dropout
         self.iter_dropout = iter_dropout
         self.feature_dropout = feature_dropout
         self.graph_dropout = graph_dropout
@@ -219,26 +226,25 @@ class IDGL(Module):
         self.normalize = normalize
         self.cached = cached
 
-        self.backbone = Backbone(
-            in_channels,
-            hidden_channels,
-            num_layers,
-            out_channels,
-            act,
-            act_first,
-            act_kwargs,
-            norm,
-            norm_kwargs,
-            jk,
-            conv_resolver(backbone, bias),
-        )
-        self.out_channels = self.backbone.out_channels
-        self.feature_learner, self.embedding_learner = (
-            GraphLearner(
-                metric_resolver(metric, channels, heads), epsilon, top_k, backend
+        if not isinstance(backbone, Backbone):
+            backbone = Backbone(
+                in_channels,
+                hidden_channels,
+                num_layers,
+                out_channels,
+                act,
+                act_first,
+                act_kwargs,
+                norm,
+                norm_kwargs,
+                jk,
+                resolve_layer(backbone, bias),
             )
-            for channels in (in_channels, self.backbone.embedding_channels)
-        )
+        self.backbone = backbone
+        self.out_channels = backbone.out_channels
+        options = (metric, heads, epsilon, top_k, backend)
+        self.feature_learner = GraphLearner(in_channels, *options)
+        self.embedding_learner = GraphLearner(backbone.embedding_channels, *options)
         self._cache: InputCache | None = None
 
     def reset_parameters(self) -> None:
@@ -295,165 +301,114 @@ class IDGL(Module):
                     "Expected a data object to hold 'edge_index', 'edge_weight' and "
                     "'batch' (got them as arguments besides)"
                 )
-            return self._forward_data(x, max_iters, anchor_index, return_trace)
-        if max_iters is None:
-            max_iters = self.max_iters
+            x, edge_index, edge_weight, batch, batch_size = _unpacked(x)
+        max_iters = self.max_iters if max_iters is None else max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
-        with cacheable(self.cached):
+        with _cacheable(self.cached):
             inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
+            anchors = self._anchors(inputs.features.nodes, anchor_index)
             # Graphs are compared by small differences: mixed precision would lose them.
-            with torch.autocast(inputs.signal.x.device.type, enabled=False):
-                trace = self._iterate(inputs, max_iters, anchor_index)
+            with torch.autocast(inputs.features.device.type, enabled=False):
+                trace = self._iterate(inputs, anchors, max_iters, return_trace)
         return (trace.out, trace) if return_trace else trace.out
 
-    def _forward_data(self, data: Data, *options: Any) -> Any:
-        if data.x is None:
-            raise ValueError("Expected 'data' to hold node features 'x' (got none)")
-        max_iters, anchor_index, return_trace = options
-        graph = data.get('edge_index')
-        graph = data.get('adj_t') if graph is None else graph
-        return self.forward(
-            data.x,
-            graph,
-            data.get('edge_weight'),
-            batch=data.get('batch'),
-            batch_size=getattr(data, 'num_graphs', None) if 'batch' in data else None,
-            max_iters=max_iters,
-            anchor_index=anchor_index,
-            return_trace=return_trace,
-        )
-
     def _iterate(
-        self, inputs: Inputs, max_iters: int, anchor_index: Tensor | None
+        self, inputs: Inputs, anchors: Anchors | None, max_iters: int, full: bool
     ) -> Trace:
-        """Algorithm 1."""
-        signal = inputs.signal.dropout(self.feature_dropout, self.training)
-        layout = signal.layout
-        anchors = self._draw_anchors(layout, anchor_index)
-        projected = self.backbone.project(signal.x)
-        message = self.backbone.message(projected)
-        announced = None if message is None else Message.of(message)
-        targets = signal
-        if anchors is not None:
-            targets = signal.rows(anchors.index, anchors.layout)
+        """Algorithm 1. Without a full trace, only what the last outputs need."""
+        lam, eta = self.initial_weight, self.update_weight
+        x = inputs.features.dropout(self.feature_dropout if self.training else 0.0)
+        nodes = x.nodes
+        projected, message = self.backbone.project(x)  # X W: the same for all graphs
+        initial = inputs.initial.multiplied(message)
+        question = self._question(x, message, anchors, full)
 
-        def learn(learner: GraphLearner, vectors, previous=None, **options):
-            affinity = learner(vectors, layout, anchors, **options)
-            graph = self._regularized(affinity)
-            if announced is not None:
-                observed = signal if self.smoothness > 0 and not anchors else None
-                affinity.observe(announced, observed, previous)
-            reg = graph_regularization(
-                graph, targets, self.smoothness, self.connectivity, self.sparsity
+        graph = self._learn(self.feature_learner, x, nodes, anchors, question)  # Eq. 1
+        mixed = self._mix_first(initial, graph, message)  # Eq. 3
+        z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
+        trace = Trace(nodes, inputs.initial, graph.affinity, graph.affinity, mixed)
+        if full:
+            trace.regs.append(self._loss(graph))  # Eq. 10, 11
+            trace.outs.append(self.backbone.predict(last, mixed))
+        stopping = None if self.tol is None else Stopping(graph, self.tol)
+        constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
+        active, vectors, backend, drafts = torch.ones_like(trace.num_iters, dtype=torch.bool), z, None, []
+
+        for t in range(1, max_iters + 1):
+            vectors = nodes.where(active, z, vectors)
+            backend = backend or self._embedding_backend(vectors, nodes, anchors)
+            previous = graph if stopping and (full or t < max_iters) else None
+            graph = self._learn(  # Eq. 1
+                self.embedding_learner, vectors, nodes, anchors, question, previous, backend
             )
-            return affinity, self._message_graph(graph), reg
+            mixed = Mixture((1.0, constant), (eta * (1.0 - lam), graph))  # Eq. 3
+            z, last = self.backbone.embed(projected, mixed, nodes, self.iter_dropout)
+            trace.add(graph.affinity, mixed, active)
+            if full:
+                trace.add_loss(self._loss(graph), active)  # Eq. 10, 11
+                drafts.append(self.backbone.draft(last, graph, mixed))
+            if stopping and previous is not None:
+                trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
+                active, going_on = stopping.still_changing(graph, active)
+                if not going_on:
+                    break
 
-        # t = 1: the graph of the raw features.
-        initial = Memoized(inputs.initial)
-        first, first_graph, reg = learn(self.feature_learner, signal)
-        first_mix = self._mix_first(initial, first, first_graph)
-        z = self.backbone.embed(projected, first_mix, layout, self.dropout)
-        predictions = [self.backbone.start_prediction(z, projected, first_mix)]
+        if full:
+            trace.add_outs(self.backbone.finish(drafts, constant))
+        else:
+            trace.outs.append(self.backbone.predict(last, mixed))
+        return trace.with_empty_graphs(inputs.graphs, inputs.num_graphs)
 
-        active = torch.ones(layout.num_graphs, dtype=torch.bool, device=layout.device)
-        num_iters = torch.zeros_like(active, dtype=torch.long)
-        trace = Trace(layout, inputs.initial, first, first, first_mix, num_iters, [reg])
+    def _question(
+        self, x: Features, message: Tensor | None, anchors: Anchors | None, full: bool
+    ) -> _Question:
+        smooth = full and self.smoothness > 0
+        if smooth and anchors is not None:
+            x = x.rows(anchors.index, anchors.nodes)
+        norm = full and self.sparsity > 0
+        later = self.backbone.later_channels
+        return _Question(message, x if smooth else None, norm, later)
 
-        constant = self._constant_part(initial, first_mix)
-        vectors, backend = z, None
-        for _ in range(max_iters):
-            vectors = where_active(active, z, vectors, layout)
-            if backend is None:
-                backend = self._embedding_backend(vectors, layout, anchors)
-            previous = trace.learned
-            trace.learned, graph, reg = learn(
-                self.embedding_learner,
-                vectors,
-                previous,
-                nonnegative=self.backbone.nonnegative,
-                backend=backend,
-            )
-            trace.mixed = mixed = self._mix(constant, graph)
-            z = self.backbone.embed(projected, mixed, layout, self.iter_dropout)
-            predictions.append(self.backbone.start_prediction(z, projected, mixed))
+    def _learn(
+        self,
+        learner: GraphLearner,
+        vectors: Tensor | Features,
+        nodes: Nodes,
+        anchors: Anchors | None,
+        question: _Question,
+        previous: Any = None,
+        backend: str | None = None,
+    ) -> Any:
+        nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
+        affinity = learner(vectors, nodes, anchors, nonnegative, backend)
+        message, features, norm, later = question
+        return self._graph_type(affinity, message, features, previous, norm, later)
 
-            trace.regs.append(where_active(active, reg, trace.regs[-1], layout))
-            trace.num_iters = trace.num_iters + active
-            trace.refined.append(active)
-            if self.tol is None:
-                continue
-            scale = self._stopping_scale(trace.learned, first)
-            with torch.no_grad():
-                change = trace.learned.change_from(previous)
-                exact = layout.device.type != 'cpu'
-                active, going_on = still_changing(
-                    active, change, scale, self.tol, exact
-                )
-            trace.changes.append(change)
-            # Not the graph, which may be large, unless it stays anyway.
-            trace.scales.append(first if scale is first else scale.sq_norm().detach())
-            if not going_on:
-                break
-
-        first_out, *outs = self.backbone.finish_predictions(predictions)
-        trace.outs.append(first_out)
-        for active, out in zip(trace.refined, outs, strict=True):
-            trace.outs.append(where_active(active, out, trace.outs[-1], layout))
-        return trace
-
-    # The mixture (Eq. 3) ------------------------------------------------------------
-
-    def _mix_first(
-        self, initial: Memoized, first: Affinity, graph: GraphOperator
-    ) -> Mixture:
+    def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
-        kept: GraphOperator = initial
         if self.training and p > 0:
-            given = initial.graph
-            assert isinstance(given, SparseGraph)
-            kept = Memoized(given.with_value(dropout(given.value, p)))
-            graph = ColumnScaled(first, column_mask(first, p))
-            graph = RowNormalized(graph)
-            graph = ColumnScaled(graph, column_mask(graph, p))
-        return Mixture([(lam, kept), (1.0 - lam, Memoized(graph))])
+            initial = initial.with_value(F.dropout(initial.value, p))
+            initial, graph = initial.multiplied(message), graph.dropout(p, message)
+        return Mixture((lam, initial), (1.0 - lam, graph))
 
-    def _constant_part(self, initial: Memoized, first: Mixture) -> Memoized:
-        eta = self.update_weight
-        terms = [(eta * self.initial_weight, initial), *first.scaled(1.0 - eta)]
-        return Memoized(Mixture(terms))
+    def _loss(self, graph: Any) -> Tensor:
+        return graph_loss(graph, self.smoothness, self.connectivity, self.sparsity)
 
-    def _mix(self, constant: Memoized, graph: GraphOperator) -> Mixture:
-        weight = self.update_weight * (1.0 - self.initial_weight)
-        return Mixture([(1.0, constant), (weight, graph)])
+    def _embedding_backend(
+        self, z: Tensor, nodes: Nodes, anchors: Anchors | None
+    ) -> str:
+        learner = self.embedding_learner
+        if learner.backend != 'auto':
+            return learner.backend
+        return learner.choose_backend(z, nodes, anchors, self.backbone.nonnegative)
 
-    # What IDGL-Anch does differently ------------------------------------------------
-
-    def _draw_anchors(self, layout: Layout, index: Tensor | None) -> Anchors | None:
+    def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors | None:
         if index is not None:
             raise ValueError(
                 f"Expected no 'anchor_index' for {self.__class__.__name__}, which has "
                 f"no anchors (got one); use 'IDGLAnch'"
             )
         return None
-
-    def _regularized(self, affinity: Affinity) -> Affinity | AnchorGraph:
-        return affinity
-
-    def _message_graph(self, graph: Affinity | AnchorGraph) -> GraphOperator:
-        return RowNormalized(graph)
-
-    def _stopping_scale(self, learned: Affinity, first: Affinity) -> Affinity:
-        return first
-
-    # Inputs -------------------------------------------------------------------------
-
-    def _embedding_backend(
-        self, z: Tensor, layout: Layout, anchors: Anchors | None
-    ) -> str:
-        learner = self.embedding_learner
-        if learner.backend != 'auto':
-            return learner.backend
-        return learner.choose_backend(z, layout, anchors, self.backbone.nonnegative)
 
     def _inputs(
         self,
@@ -463,17 +418,15 @@ class IDGL(Module):
         batch: Tensor | None,
         batch_size: int | None,
     ) -> Inputs:
-        dtype = next(self.parameters()).dtype
+        dtype = floating_dtype(self)
         cache = self._cache if self.cached else None
         if cache is not None and (found := cache.find(x, dtype)) is not None:
             return found
         features = check_features(x, self.in_channels, dtype)
         inputs = None if cache is None else cache.renew(features, adjacency)
-        if inputs is not None:
-            given = True
-        else:
-            given = adjacency is not None
-            inputs = prepare_inputs(
+        given = inputs is not None or adjacency is not None
+        if inputs is None:
+            inputs = prepare(
                 features,
                 adjacency,
                 weight,
@@ -484,7 +437,7 @@ class IDGL(Module):
                 add_self_loops=self.add_self_loops,
             )
         if self.cached:
-            self._cache = InputCache.of(inputs, x, given) or cache
+            self._cache = InputCache.of(inputs, features, given) or cache
         return inputs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -495,3 +448,165 @@ class IDGL(Module):
             f'{self.__class__.__name__}({self.in_channels}, {self.out_channels}, '
             f'num_layers={self.num_layers})'
         )
+
+
+class IDGLAnch(IDGL):
+    r"""The anchor-based scalable IDGL-Anch model from the `"Iterative Deep Graph
+    Learning for Graph Neural Networks: Better and Robust Node Embeddings"
+    <https://arxiv.org/abs/2006.13009>`_ paper.
+
+    Learns an affinity :math:`\mathbf{R}` of nodes and anchors instead of a graph of
+    all pairs, and passes messages through the anchors:
+
+    .. math::
+        \mathrm{MP}_a(\mathbf{F}) = \lambda \mathbf{L}^{(0)} \mathbf{F} + (1 - \lambda)
+        \left\{ \eta \, \mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}^{(t)}) + (1 - \eta) \,
+        \mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}^{(1)}) \right\}
+
+    Arguments that are not listed are those of :class:`IDGL`.
+
+    Args:
+        in_channels (int): Size of each input sample.
+        hidden_channels (int): Size of each hidden sample.
+        num_layers (int): Number of message passing layers.
+        num_anchors (int, optional): The number :math:`s` of anchors of each graph (at
+            most all its nodes). (default: :obj:`1000`)
+        anchor_ratio (float, optional): The share of nodes that are anchors, instead of
+            a number. (default: :obj:`None`)
+        anchor_sampling (str, optional): :obj:`"seeded"` draws anchors anew at each
+            forward in training, and takes the same ones whenever it evaluates;
+            :obj:`"resample"` draws them anew in evaluation too, as the paper's code
+            does; :obj:`"fixed"` always takes the same. (default: :obj:`"seeded"`)
+        anchor_seed (int, optional): The seed of seeded and fixed anchors, saved with
+            the model's state. (default: :obj:`0`)
+        tol (float, optional): The share :math:`\delta` by which :math:`\mathbf{R}`
+            changes, relative to its own norm. (default: :obj:`8.5e-5`)
+        sparsity (float, optional): See :class:`IDGL`. (default: :obj:`0.1`)
+        graph_dropout (float, optional): Dropout on the mixed first graph: on every
+            entry of the initial graph, and on the anchors of the first learned graph.
+            (default: :obj:`0.`)
+    """
+
+    # Nodes and anchors (Eq. 2, 9), regularised as the graph of the anchors.
+    _graph_type = AnchorGraph
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        act: str | Callable | None = 'relu',
+        act_first: bool = False,
+        act_kwargs: dict[str, Any] | None = None,
+        norm: str | Callable | None = None,
+        norm_kwargs: dict[str, Any] | None = None,
+        jk: str | None = None,
+        *,
+        num_anchors: int = 1000,
+        anchor_ratio: float | None = None,
+        anchor_sampling: str = 'seeded',
+        anchor_seed: int = 0,
+        bias: bool = False,
+        backbone: LayerLike | Backbone = 'gcn',
+        metric: MetricLike = 'weighted_cosine',
+        heads: int = 4,
+        epsilon: float = 0.0,
+        top_k: int | None = None,
+        k: int = 20,
+        initial_weight: float = 0.8,
+        update_weight: float = 0.1,
+        tol: float | None = 8.5e-5,
+        max_iters: int = 10,
+        smoothness: float = 0.2,
+        connectivity: float = 0.0,
+        sparsity: float = 0.1,
+        iter_dropout: float | None = None,
+        feature_dropout: float = 0.0,
+        graph_dropout: float = 0.0,
+        add_self_loops: bool = True,
+        normalize: bool = True,
+        cached: bool = False,
+        backend: str = 'auto',
+    ) -> None:
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            num_layers,
+            out_channels,
+            dropout,
+            act,
+            act_first,
+            act_kwargs,
+            norm,
+            norm_kwargs,
+            jk,
+            bias=bias,
+            backbone=backbone,
+            metric=metric,
+            heads=heads,
+            epsilon=epsilon,
+            top_k=top_k,
+            k=k,
+            initial_weight=initial_weight,
+            update_weight=update_weight,
+            tol=tol,
+            max_iters=max_iters,
+            smoothness=smoothness,
+            connectivity=connectivity,
+            sparsity=sparsity,
+            iter_dropout=iter_dropout,
+            feature_dropout=feature_dropout,
+            graph_dropout=graph_dropout,
+            add_self_loops=add_self_loops,
+            normalize=normalize,
+            cached=cached,
+            backend=backend,
+        )
+        check_at_least('num_anchors', num_anchors, 1, integer=True)
+        if anchor_ratio is not None:
+            check_unit_interval('anchor_ratio', anchor_ratio, open_left=True)
+        check_choice('anchor_sampling', anchor_sampling, ('seeded', 'resample', 'fixed'))
+        check_at_least('anchor_seed', anchor_seed, 0, integer=True)
+        if anchor_seed >= 2**63:
+            raise ValueError(
+                f"Expected 'anchor_seed' to be below 2**63 (got {anchor_seed})"
+            )
+        self.num_anchors = num_anchors
+        self.anchor_ratio = anchor_ratio
+        self.anchor_sampling = anchor_sampling
+        # A buffer: a model that is loaded evaluates with the anchors of the saved one.
+        self.register_buffer('anchor_seed', torch.tensor(anchor_seed))
+
+    def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors:
+        if index is not None:
+            return given_anchors(nodes, index)
+        generator = None
+        seeded = self.anchor_sampling == 'seeded' and not self.training
+        if seeded or self.anchor_sampling == 'fixed':
+            generator = torch.Generator().manual_seed(int(self.anchor_seed))
+        return sample_anchors(nodes, self.num_anchors, self.anchor_ratio, generator)
+
+
+def _unpacked(data: Data) -> tuple[Any, Any, Any, Any, Any]:
+    """Features, graph, weights, and the graphs of the nodes."""
+    if data.x is None:
+        raise ValueError("Expected 'data' to hold node features 'x' (got none)")
+    graph = data.get('edge_index')
+    graph = data.get('adj_t') if graph is None else graph
+    batch = data.get('batch')
+    batch_size = None if batch is None else getattr(data, 'num_graphs', None)
+    return data.x, graph, data.get('edge_weight'), batch, batch_size
+
+
+def _cacheable(cached: bool) -> Any:
+    """Inference mode makes tensors that no later step can use: what is kept for later
+    ones is made without it, and without gradients.
+    """
+    if not (cached and torch.is_inference_mode_enabled()):
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack

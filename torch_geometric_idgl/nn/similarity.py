@@ -7,17 +7,15 @@ computed in blocks, for all pairs of nodes or for nodes and anchors.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import Module, Parameter
 
 from ..checks import check_at_least
-from ..ops.cosine import weighted_unit_vectors
-from ..ops.features import Features, matmul
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import SparseMatrix
 
@@ -28,7 +26,7 @@ __all__ = [
     'CustomMetric',
     'Metric',
     'WeightedCosine',
-    'metric_resolver',
+    'resolve_metric',
 ]
 
 
@@ -42,7 +40,7 @@ class Metric(Module):
     inner_product: bool = False
     symmetric: bool = True
 
-    def embed(self, x: Features) -> Tensor:
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
         """A vector for each node: :obj:`[n, d]` to :obj:`[n, K]`."""
         raise NotImplementedError
 
@@ -56,7 +54,7 @@ class Metric(Module):
         """Whether no similarity is negative, given the sign of the inputs."""
         return False
 
-    def forward(self, x: Features, anchors: Features | None = None) -> Tensor:
+    def forward(self, x: Tensor, anchors: Tensor | None = None) -> Tensor:
         """The similarities of all pairs, or of nodes and anchors.
 
         Args:
@@ -69,6 +67,59 @@ class Metric(Module):
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
+
+
+def _row_scale(x: Tensor) -> Tensor:
+    """A number of the size of each row, to divide by before squaring: cosines do not
+    change, and squares neither overflow nor vanish. Powers of two divide exactly.
+    """
+    if x.numel() == 0:
+        return x.new_ones(x.size(0), 1)
+    largest = x.detach().abs().amax(dim=1, keepdim=True)
+    scale = torch.exp2(torch.frexp(largest.float()).exponent.to(torch.float))
+    return torch.where(largest > 1e-12, scale, 1.0).to(x.dtype)
+
+
+class _WeightedUnitVectors(torch.autograd.Function):
+    """In closed form: autograd would keep and walk over several n x m x d products."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        heads = weight.size(0)
+        scale = safe_rsqrt(x.square() @ weight.square().t() * heads)  # [n, m]
+        ctx.save_for_backward(x, weight, scale)
+        out = scale.unsqueeze(-1) * weight  # [n, m, d]
+        return out.mul_(x.unsqueeze(1)).flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        scaled = grad.view(-1, *weight.shape) * scale.unsqueeze(-1)  # g r
+        moment = scaled * x.unsqueeze(1)  # g r x
+        # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
+        grad_q = torch.einsum('nmd,md->nm', moment, weight)
+        grad_q = grad_q * scale.square() * -weight.size(0)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.einsum('nmd,md->nd', scaled, weight)
+            grad_x = grad_x.addcmul(x, grad_q @ weight.square())
+        grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
+        return grad_x, grad_weight
+
+
+def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:
+    r"""Concatenate :math:`(\mathbf{w}_p \odot \mathbf{x}_i) / (\sqrt{m} \,
+    \|\mathbf{w}_p \odot \mathbf{x}_i\|)` over the heads :math:`p`.
+
+    The inner product of two such vectors is the mean of the :math:`m` weighted cosines.
+    Zero vectors stay zero, and get no gradient.
+
+    Args:
+        x (torch.Tensor): Vectors, of shape :obj:`[n, d]`.
+        weight (torch.Tensor): The weights of the heads, of shape :obj:`[m, d]`.
+    """
+    return _WeightedUnitVectors.apply(x / _row_scale(x), weight)
 
 
 class WeightedCosine(Metric):
@@ -100,9 +151,8 @@ class WeightedCosine(Metric):
     def reset_parameters(self) -> None:
         torch.nn.init.xavier_uniform_(self.weight)
 
-    def embed(self, x: Features) -> Tensor:
-        dense = x.to_dense() if isinstance(x, SparseMatrix) else x
-        return weighted_unit_vectors(dense, self.weight)  # [n, m * d]
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
+        return weighted_unit_vectors(x.to_dense(), self.weight)  # [n, m * d]
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:
         return inputs_nonnegative
@@ -126,9 +176,10 @@ class Cosine(Metric):
     def __init__(self, in_channels: int | None = None) -> None:
         super().__init__()
 
-    def embed(self, x: Features) -> Tensor:
-        dense = x.to_dense() if isinstance(x, SparseMatrix) else x
-        return dense * safe_rsqrt(dense.square().sum(1, keepdim=True))
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
+        x = x.to_dense()
+        x = x / _row_scale(x)
+        return x * safe_rsqrt(x.square().sum(1, keepdim=True))
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:
         return inputs_nonnegative
@@ -171,8 +222,8 @@ class RBF(Metric):
         torch.nn.init.xavier_uniform_(self.weight)
         torch.nn.init.constant_(self.log_bandwidth, math.log(self.initial_bandwidth))
 
-    def embed(self, x: Features) -> Tensor:
-        return matmul(x, self.weight) * torch.exp(-self.log_bandwidth)
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
+        return x.matmul(self.weight) * torch.exp(-self.log_bandwidth)
 
     def pair(self, u: Tensor, v: Tensor) -> Tensor:
         norms = u.square().sum(1).unsqueeze(1) + v.square().sum(1)
@@ -218,9 +269,9 @@ class Attention(Metric):
         bound = math.sqrt(6.0 / (self.in_channels + self.out_channels))
         torch.nn.init.uniform_(self.weight, -bound, bound)
 
-    def embed(self, x: Features) -> Tensor:
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
         scale = (self.heads * math.sqrt(self.out_channels)) ** -0.5
-        return scale * matmul(x, self.weight).relu()
+        return scale * x.matmul(self.weight).relu()
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:
         return True
@@ -251,8 +302,8 @@ class CustomMetric(Metric):
         if reset is not None:
             reset()
 
-    def embed(self, x: Features) -> Tensor:
-        return x.to_dense() if isinstance(x, SparseMatrix) else x
+    def embed(self, x: Tensor | SparseMatrix) -> Tensor:
+        return x.to_dense()
 
     def pair(self, u: Tensor, v: Tensor) -> Tensor:
         scores = self.module(u, v)
@@ -267,12 +318,12 @@ class CustomMetric(Metric):
 MetricLike = str | Module | Callable[[int], Module]
 
 
-def metric_resolver(metric: MetricLike, in_channels: int, heads: int) -> Metric:
+def resolve_metric(metric: MetricLike, in_channels: int, heads: int) -> Metric:
     """The metric of a given name, or around a user's module.
 
     Args:
-        metric (str or torch.nn.Module or Callable): A name, a module (copied), or a
-            function from the number of input channels to a module.
+        metric (str or torch.nn.Module or Callable): A name, a module (taken as it is,
+            not copied), or a function from the number of input channels to a module.
         in_channels (int): Size of each input sample.
         heads (int): Number of heads, for metrics that have them.
     """
@@ -293,9 +344,7 @@ def metric_resolver(metric: MetricLike, in_channels: int, heads: int) -> Metric:
             f"Expected 'metric' to be a name, a module or a function of input channels "
             f"(got '{type(metric).__name__}')"
         )
-    module = (
-        copy.deepcopy(metric) if isinstance(metric, Module) else metric(in_channels)
-    )
+    module = metric if isinstance(metric, Module) else metric(in_channels)
     if not isinstance(module, Module):
         raise TypeError(
             f"Expected 'metric' to give a 'torch.nn.Module' "

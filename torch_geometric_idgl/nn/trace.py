@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..graphs import Affinity, Change, GraphOperator
-from ..ops.layout import Layout
+from ..graphs import Affinity, GraphOperator, SparseGraph
+from ..ops.batch import Nodes
 
 __all__ = ['Trace']
 
@@ -23,11 +22,15 @@ class Trace:
     :math:`t`-th refinement. In a batch a graph that has stopped keeps the outputs of
     its own last iteration.
 
+    .. code-block:: python
+
+        out, trace = model(data.x, data.edge_index, return_trace=True)
+        loss = trace.loss(lambda out: F.cross_entropy(out[mask], data.y[mask]))
+        edge_index, edge_weight = trace.learned.to_edges(min_weight=0.1)
+
     Attributes:
         outs: The outputs of each iteration, of shape :obj:`[n, out_channels]`.
         regs: The graph regulariser of each iteration, of shape :obj:`[B]`.
-        changes: The squared distance of each refined graph to the one before, which
-            :obj:`exact()` gives (it may not be needed, and is expensive).
         refined: Which graphs of the batch each iteration has refined.
         num_iters: The number of refinements of each graph, of shape :obj:`[B]`.
         initial: The initial graph :math:`\mathbf{L}^{(0)}`.
@@ -36,28 +39,33 @@ class Trace:
         learned: The last learned graph, before normalisation.
         mixed: The last mixed graph :math:`\widetilde{\mathbf{A}}`, which the outputs
             come from.
-        scales: The squared norm each change is compared with, or the graph it is of.
-        layout: The graphs of the batch.
+        nodes: The nodes of each graph of the batch.
     """
 
-    layout: Layout
-    initial: GraphOperator
+    nodes: Nodes
+    initial: SparseGraph
     first: Affinity
     learned: Affinity
     mixed: GraphOperator
-    num_iters: Tensor
-    regs: list[Tensor] = field(default_factory=list)
+    num_iters: Tensor = field(init=False)
     outs: list[Tensor] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    regs: list[Tensor] = field(default_factory=list)
     refined: list[Tensor] = field(default_factory=list)
-    scales: list[Affinity | Tensor] = field(default_factory=list)
+    # The squared distance of each refined graph to the one before, whether it lacks the
+    # norm of the first graph, and the norm it is compared with (nothing: the first's).
+    changes: list[tuple[Tensor, bool, Tensor | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_iters = torch.zeros(
+            self.nodes.num_graphs, dtype=torch.long, device=self.nodes.device
+        )
 
     @property
     def out(self) -> Tensor:
         """The final outputs."""
         return self.outs[-1]
 
-    @cached_property
+    @property
     @torch.no_grad()
     def deltas(self) -> list[Tensor]:
         r"""The stopping value of each refinement, of shape :obj:`[B]`: the change
@@ -67,11 +75,15 @@ class Trace:
         there are none.
         """
         deltas = []
-        for change, scale, refined in zip(
-            self.changes, self.scales, self.refined, strict=False
+        first = None
+        for (change, lacks_norm, scale), refined in zip(
+            self.changes, self.refined, strict=False
         ):
-            norm = scale if isinstance(scale, Tensor) else scale.sq_norm()
-            delta = change.exact() / norm.clamp(min=1e-12)
+            if first is None and (lacks_norm or scale is None):
+                first = self.first.sq_norm()
+            norm = first if scale is None else scale
+            change = (change + first).clamp(min=0.0) if lacks_norm else change
+            delta = change / norm.clamp(min=1e-12)  # type: ignore[union-attr]
             deltas.append(torch.where(refined, delta, torch.nan))
         return deltas
 
@@ -111,15 +123,51 @@ class Trace:
         first = fn(first_out)
         if len(self.outs) == 1:
             return first
-        counts = self.num_iters.unique().tolist() if self.layout.num_graphs > 1 else []
+        counts = self.num_iters.unique().tolist() if self.nodes.num_graphs > 1 else []
         if len(counts) <= 1:
             return first + sum(fn(out) for out in self.outs[1:]) / (len(self.outs) - 1)
         # Rows are independent: graphs with T refinements are averaged over T steps by
         # letting the others stand at the first graph's outputs, then taking these off.
         total = first + first
         for count in counts:
-            rows = (self.num_iters == count)[self.layout.batch]
+            rows = (self.num_iters == count)[self.nodes.batch]
             for out in self.outs[1 : count + 1]:
                 mixed = torch.where(rows.unsqueeze(-1), out, first_out)
                 total = total + (fn(mixed) - first) / count
         return total
+
+    # How the loop fills it ----------------------------------------------------------
+
+    def add(self, learned: Affinity, mixed: GraphOperator, active: Tensor) -> None:
+        """One more refinement, of the graphs that are active."""
+        self.learned = learned
+        self.mixed = mixed
+        self.num_iters = self.num_iters + active
+        self.refined.append(active)
+
+    def add_loss(self, reg: Tensor, active: Tensor) -> None:
+        """The regulariser of a refinement; graphs that have stopped keep theirs."""
+        alone = self.nodes.num_graphs == 1
+        self.regs.append(reg if alone else torch.where(active, reg, self.regs[-1]))
+
+    def add_outs(self, outs: list[Tensor]) -> None:
+        """The outputs of all refinements; graphs that have stopped keep theirs."""
+        for active, out in zip(self.refined, outs, strict=True):
+            self.outs.append(self.nodes.where(active, out, self.outs[-1]))
+
+    def with_empty_graphs(self, graphs: Tensor | None, num_graphs: int) -> Trace:
+        """Gives empty graphs of the batch, which took part in nothing, their zeros."""
+        if graphs is None:
+            return self
+        sizes = torch.zeros(num_graphs, dtype=torch.long)
+        sizes[graphs.cpu()] = torch.tensor(self.nodes.sizes)
+        self.nodes = Nodes(sizes.tolist(), self.nodes.device)
+
+        def spread(value: Tensor) -> Tensor:
+            return value.new_zeros(num_graphs).index_copy(0, graphs, value)
+
+        self.num_iters = spread(self.num_iters)
+        self.regs = [spread(reg) for reg in self.regs]
+        self.refined = [spread(active) for active in self.refined]
+        self.empty = graphs
+        return self

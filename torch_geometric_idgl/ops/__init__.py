@@ -1,16 +1,10 @@
-"""Pure functions: constant sparse products, kNN graphs, ragged batches."""
+"""Pure functions and immutable values: sparse products, kNN graphs, ragged batches.
+Internal, but for :func:`knn_graph`.
+"""
 
-from .features import to_features
+from .batch import Nodes
+from .features import Features
 from .knn import knn_graph
-from .layout import Layout
-from .sparse import Pattern, SparseMatrix, sddmm, spmm
+from .sparse import Pattern, SparseMatrix, sddmm
 
-__all__ = [
-    'Layout',
-    'Pattern',
-    'SparseMatrix',
-    'knn_graph',
-    'sddmm',
-    'spmm',
-    'to_features',
-]
+__all__ = ['Features', 'Nodes', 'Pattern', 'SparseMatrix', 'knn_graph', 'sddmm']

@@ -1,178 +1,236 @@
-r"""Node features that are either dense or sparse, behind the same few functions.
-
-Bag-of-words features are mostly zeros, and every product with them is cheaper in
-sparse form. A raw feature matrix is therefore a :class:`torch.Tensor` or a
-:class:`~torch_geometric_idgl.ops.SparseMatrix`, and these functions take both.
-"""
+r"""Raw node features, dense or sparse, with what is computed from them only once."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import numeric
-from .layout import Layout
-from .sparse import Pattern, SparseMatrix
+from .batch import Nodes
+from .cooccurrence import CoOccurrences
+from .numeric import block_entries
+from .sparse import Pattern, SparseMatrix, sddmm
 
-__all__ = [
-    'FeatureGram',
-    'Features',
-    'dropout',
-    'is_nonnegative',
-    'matmul',
-    'rows',
-    'spread',
-    'square',
-    'to_features',
-]
-
-Features = Tensor | SparseMatrix
+__all__ = ['Features']
 
 _SPARSE_DENSITY = 0.15  # below it, sparse products win on CPUs
 _SPARSE_ENTRIES = 1 << 16  # below it, nothing is worth a conversion
-_MAX_PAIRS = 1 << 23  # co-occurrences kept by `FeatureGram`
+_MAX_GRAM = 1 << 26  # entries of a Gram matrix that is kept (256 MB)
 
 
-def to_features(x: Tensor) -> Features:
-    """Bring features into the form whose products are the cheapest.
+class Features:
+    r"""Raw features :math:`\mathbf{X}` of the nodes of one graph or a batch.
 
-    Sparse tensors become :class:`SparseMatrix`; so do dense ones that are large, mostly
-    zero, and need no gradient.
-    """
-    if x.layout != torch.strided:
-        if x.requires_grad:
-            raise ValueError(
-                'Expected sparse features without gradient (got requires_grad=True); '
-                'pass them dense to get one'
-            )
-        return SparseMatrix.from_torch(x)
-    if x.requires_grad or x.numel() < _SPARSE_ENTRIES:
-        return x
-    if int(torch.count_nonzero(x)) > _SPARSE_DENSITY * x.numel():
-        return x
-    return SparseMatrix.from_dense(x)
+    Bag-of-words features are mostly zeros, and every product with them is cheaper in
+    sparse form. Immutable; what is cached are values of it (squared row norms, the Gram
+    matrix :math:`\mathbf{X} \mathbf{X}^{\top}`, the list of co-occurring features), which
+    all iterations share.
 
-
-def matmul(x: Features, dense: Tensor) -> Tensor:
-    r""":math:`\mathbf{X} \mathbf{F}`."""
-    return x.matmul(dense)
-
-
-def square(x: Features) -> Features:
-    """The elementwise square."""
-    if isinstance(x, SparseMatrix):
-        return x.with_value(x.value.square())
-    return x.square()
-
-
-def dropout(x: Features, p: float, training: bool) -> Features:
-    """Dropout of the entries; zeros stay zeros, so only stored entries are drawn."""
-    if not training or p == 0.0:
-        return x
-    if isinstance(x, SparseMatrix):
-        return x.with_value(numeric.dropout(x.value, p))
-    return numeric.dropout(x, p)
-
-
-def rows(x: Features, index: Tensor) -> Features:
-    """The chosen rows."""
-    return x.rows(index) if isinstance(x, SparseMatrix) else x[index]
-
-
-def is_nonnegative(x: Features) -> bool:
-    """Whether no entry is negative."""
-    value = x.value if isinstance(x, SparseMatrix) else x
-    return value.numel() == 0 or bool(value.min() >= 0)
-
-
-def spread(x: SparseMatrix, layout: Layout) -> SparseMatrix:
-    r"""Give every graph of a batch columns of its own.
-
-    Row :math:`i` of graph :math:`g` moves its entries from column :math:`k` to
-    :math:`g d + k`. Then :math:`\mathbf{X}^{\top} \mathbf{F}` is the stack of the
-    products of the single graphs, and graphs never mix.
-    """
-    if layout.num_graphs == 1:
-        return x
-    pattern = x.pattern
-    offset = layout.batch[pattern.row] * pattern.num_cols
-    num_cols = pattern.num_cols * layout.num_graphs
-    return SparseMatrix(
-        Pattern(pattern.rowptr, pattern.col + offset, num_cols), x.value
-    )
-
-
-class FeatureGram:
-    r"""Weighted Gram matrices of sparse features,
-    :math:`\mathbf{M}(\mathbf{c}) = \mathbf{X}^{\top} \mathrm{diag}(\mathbf{c})
-    \mathbf{X}`, through the list of feature pairs that occur together in a row.
-
-    Bag-of-words rows are short, so few pairs occur, against the :math:`d^2 n` products
-    of the dense form. The list depends on the places of the
-    entries only and is reused when dropout changes the values.
+    Args:
+        value (torch.Tensor or SparseMatrix): The features, of shape :obj:`[n, d]`.
+        nodes (Nodes): The graphs the rows belong to.
     """
 
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern = pattern
-        self._places: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @staticmethod
-    def num_products(pattern: Pattern) -> int:
-        """How many products the list would hold."""
-        count = pattern.rowptr.diff()
-        return int((count * (count + 1) // 2).sum())
+    def __init__(self, value: Tensor | SparseMatrix, nodes: Nodes) -> None:
+        self.value = value
+        self.nodes = nodes
+        self.num_features = value.size(1)
+        self.is_sparse = isinstance(value, SparseMatrix)
+        self.requires_grad = not self.is_sparse and value.requires_grad  # type: ignore
+        self.dtype = value.dtype
+        self.device = value.device
+        self._kept_tiles: dict[tuple[int, ...], Tensor] = {}
 
     @classmethod
-    def affordable(cls, pattern: Pattern) -> bool:
-        """Whether the list is short enough to be kept."""
-        return cls.num_products(pattern) <= _MAX_PAIRS
+    def from_tensor(cls, x: Tensor, nodes: Nodes) -> Features:
+        """Takes a copy of a tensor, in the form whose products are the cheapest.
+
+        Sparse tensors become a :class:`SparseMatrix`; so do dense ones that are large,
+        mostly zero, and need no gradient.
+        """
+        if x.layout != torch.strided:
+            if x.requires_grad:
+                raise ValueError(
+                    'Expected sparse features without gradient (got '
+                    'requires_grad=True); pass them dense to get one'
+                )
+            return cls(SparseMatrix.from_torch(x), nodes)
+        if x.requires_grad or x.numel() < _SPARSE_ENTRIES:
+            return cls(x.clone(), nodes)
+        if int(torch.count_nonzero(x)) > _SPARSE_DENSITY * x.numel():
+            return cls(x.clone(), nodes)
+        return cls(SparseMatrix.from_dense(x), nodes)
 
     @cached_property
-    def _structure(self) -> tuple[Pattern, Tensor, Tensor, Tensor, Tensor]:
-        pattern = self.pattern
-        end = pattern.rowptr[1:][pattern.row]
-        here = torch.arange(pattern.nnz, device=end.device)
-        partners = end - here  # entries of my row from here on, myself included
-        first = here.repeat_interleave(partners)
-        start = torch.cumsum(partners, 0) - partners
-        step = torch.arange(first.numel(), device=first.device) - start[first]
-        second = first + step
-        a, b = pattern.col[first], pattern.col[second]
-        low, high = torch.minimum(a, b), torch.maximum(a, b)
-        key, pair = torch.unique(low * pattern.num_cols + high, return_inverse=True)
-        shape = (key.numel(), pattern.num_rows)
-        products, perm = Pattern.from_coo(pair, pattern.row[first], shape)
-        low, high = key // pattern.num_cols, key % pattern.num_cols
-        return products, first[perm], second[perm], low, high
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest entry, zero among them."""
+        value = self.value.value if isinstance(self.value, SparseMatrix) else self.value
+        if value.numel() == 0:
+            return 0.0, 0.0
+        low, high = torch.stack(value.detach().aminmax()).tolist()
+        return min(low, 0.0), max(high, 0.0)
+
+    def dropout(self, p: float) -> Features:
+        """The same rows with entries dropped; index structures are shared."""
+        if p == 0.0:
+            return self
+        if isinstance(self.value, SparseMatrix):  # Zeros stay zeros.
+            dropped = self.value.with_value(F.dropout(self.value.value, p))
+            features = Features(dropped, self.nodes)
+            features.__dict__['pairs'] = self.pairs
+        else:
+            features = Features(F.dropout(self.value, p), self.nodes)
+        features.__dict__['range'] = tuple(bound / (1.0 - p) for bound in self.range)
+        return features
+
+    def rows(self, index: Tensor, nodes: Nodes) -> Features:
+        """The features of chosen nodes (the anchors)."""
+        if isinstance(self.value, SparseMatrix):
+            return Features(self.value.rows(index), nodes)
+        return Features(self.value[index], nodes)
+
+    def to_dense(self) -> Tensor:
+        """The features as a dense matrix."""
+        return (
+            self.value.to_dense() if isinstance(self.value, SparseMatrix) else self.value
+        )
+
+    # Products -----------------------------------------------------------------------
+
+    def matmul(self, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{X} \mathbf{F}`."""
+        return self.value.matmul(dense)
+
+    def graph_matmul(self, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{X} \mathbf{F}` with a matrix of its own for each graph:
+        :obj:`[B, d, f]` to :obj:`[n, f]`.
+        """
+        if isinstance(self.blocks, SparseMatrix):
+            return self.blocks.matmul(dense.flatten(0, 1))
+        if self.nodes.num_graphs == 1:
+            return self.blocks @ dense[0]
+        if self.nodes.is_ragged:
+            parts = zip(self.nodes.split(self.blocks), dense, strict=True)
+            return torch.cat([own @ value for own, value in parts])
+        return self.nodes.unpad(self.nodes.pad(self.blocks) @ dense)
+
+    def t_matmul(self, dense: Tensor) -> Tensor:
+        r""":math:`\mathbf{X}^{\top} \mathbf{F}` of each graph: :obj:`[B, d, f]`."""
+        if isinstance(self.blocks, SparseMatrix):
+            out = self.blocks.t_matmul(dense)
+            return out.view(self.nodes.num_graphs, self.num_features, dense.size(1))
+        if self.nodes.num_graphs == 1:
+            return (self.blocks.t() @ dense).unsqueeze(0)
+        if self.nodes.is_ragged:
+            parts = zip(*map(self.nodes.split, (self.blocks, dense)), strict=True)
+            return torch.stack([own.t() @ value for own, value in parts])
+        padded = self.nodes.pad(self.blocks)
+        return padded.transpose(1, 2) @ self.nodes.pad(dense)
+
+    @cached_property
+    def blocks(self) -> Tensor | SparseMatrix:
+        r"""The features, sparse ones with columns of its own for each graph.
+
+        Row :math:`i` of graph :math:`g` has its entries moved from column :math:`k` to
+        :math:`g d + k`. Then :math:`\mathbf{X}^{\top} \mathbf{F}` is the stack of the
+        products of the single graphs, and graphs never mix.
+        """
+        x = self.value
+        if not isinstance(x, SparseMatrix) or self.nodes.num_graphs == 1:
+            return x
+        pattern = x.pattern
+        col = pattern.col + self.nodes.batch[pattern.row] * pattern.num_cols
+        num_cols = pattern.num_cols * self.nodes.num_graphs
+        return SparseMatrix(Pattern(pattern.rowptr, col, num_cols), x.value)
+
+    @cached_property
+    def pairs(self) -> CoOccurrences | None:
+        """The co-occurring features of sparse ones, where the list is affordable."""
+        if not isinstance(self.blocks, SparseMatrix):
+            return None
+        return CoOccurrences.of(self.blocks.pattern)
+
+    @cached_property
+    def squared(self) -> Tensor | SparseMatrix:
+        """The elementwise square."""
+        if isinstance(self.value, SparseMatrix):
+            return self.value.with_value(self.value.value.square())
+        return self.value.square()
+
+    # Norms and Gram matrices --------------------------------------------------------
+
+    @cached_property
+    def sq_norms(self) -> Tensor:
+        """The squared norm of every row, of shape :obj:`[n]`."""
+        ones = torch.ones(self.num_features, 1, dtype=self.dtype, device=self.device)
+        return self.squared.matmul(ones).squeeze(1)
 
     @property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """The pairs of features, the lower index first."""
-        *_, low, high = self._structure
-        return low, high
-
-    def places(self, num_features: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The graph of each pair, and its two features within that graph."""
-        if self._places is None:
-            low, high = self.pairs
-            self._places = low // num_features, low % num_features, high % num_features
-        return self._places
+    def keeps_gram(self) -> bool:
+        """Whether the Gram matrix is small enough to be kept."""
+        return self.nodes.num_graphs * self.nodes.max_size**2 <= _MAX_GRAM
 
     @cached_property
-    def incidence(self) -> SparseMatrix:
-        """Features by pairs: one where a feature is in a pair."""
-        low, high = self.pairs
-        pair = torch.arange(low.numel(), device=low.device)
-        other = low != high
-        row = torch.cat([low, high[other]])
-        col = torch.cat([pair, pair[other]])
-        value = torch.ones(row.numel(), device=low.device)
-        shape = (self.pattern.num_cols, low.numel())
-        return SparseMatrix.from_coo(row, col, value, shape)
+    def gram(self) -> Tensor:
+        r""":math:`\mathbf{X} \mathbf{X}^{\top}` of each graph, padded:
+        :obj:`[B, N, N]`.
+        """
+        nodes = self.nodes
+        if not isinstance(self.value, SparseMatrix):
+            padded = nodes.pad(self.value)
+            return padded @ padded.transpose(1, 2)
+        size = nodes.max_size
+        gram = self.value.value.new_zeros(nodes.num_graphs, size, size)
+        step = max(1, block_entries(nodes.device) // max(size, 1))
+        for graph, n in enumerate(nodes.sizes):
+            for start in range(0, n, step):
+                stop = min(start + step, n)
+                gram[graph, start:stop, :n] = self._gram_block(graph, start, stop, 0, n)
+        return gram
 
-    def matrix(self, value: Tensor) -> SparseMatrix:
-        """The matrix (pairs by rows) whose product with c lists M(c)."""
-        products, first, second, *_ = self._structure
-        return SparseMatrix(products, value[first] * value[second])
+    def gram_tile(self, tile: tuple[int, int, int, int, int]) -> Tensor:
+        """A rectangle of the Gram matrix (graph, top, bottom, left, right), without
+        gradient; kept, if the matrix is small enough.
+        """
+        if not self.keeps_gram:
+            return self._gram_block(*tile)
+        if tile not in self._kept_tiles:
+            self._kept_tiles[tile] = self._gram_block(*tile).contiguous()
+        return self._kept_tiles[tile]
+
+    @torch.no_grad()
+    def _gram_block(
+        self, graph: int, top: int, bottom: int, left: int, right: int
+    ) -> Tensor:
+        first = self.nodes.ptr[graph]
+        mine, others = (first + top, first + bottom), (first + left, first + right)
+        if not isinstance(self.value, SparseMatrix):
+            return self.value[slice(*mine)] @ self.value[slice(*others)].t()
+        if bottom - top < right - left:  # The fewer rows become the dense matrix.
+            few = self.value.row_range(*mine).to_dense()
+            return self.value.row_range(*others).matmul(few.t()).t()
+        few = self.value.row_range(*others).to_dense()
+        return self.value.row_range(*mine).matmul(few.t())
+
+    def gram_at(self, pattern: Pattern) -> Tensor:
+        """The inner products of the rows at the places of a pattern."""
+        nodes = self.nodes
+        if self.keeps_gram:
+            batch = nodes.batch[pattern.row]
+            offset = nodes.start[batch]
+            return self.gram[batch, pattern.row - offset, pattern.col - offset]
+        if not isinstance(self.value, SparseMatrix):
+            return sddmm(pattern, self.value, self.value)
+        value = self.value.value.new_empty(pattern.nnz)
+        for graph, size in enumerate(nodes.sizes):
+            first = nodes.ptr[graph]
+            step = max(1, block_entries(nodes.device) // max(size, 1))
+            for start in range(0, size, step):
+                stop = min(start + step, size)
+                block = self._gram_block(graph, start, stop, 0, size)
+                places = pattern.places(first + start, first + stop)
+                row, col = pattern.row[places], pattern.col[places]
+                value[places] = block[row - first - start, col - first]
+        return value

@@ -4,31 +4,32 @@ A product of a CSR matrix with a dense one *is* a weighted bag sum, and
 :func:`torch.nn.functional.embedding_bag` is the fastest exact route to it on CPUs
 that we know of (ahead of :func:`torch.sparse.mm`, and far ahead of gather and
 scatter). Everything sparse in this package (:math:`\mathbf{L}^{(0)}`,
-bag-of-words features, learned edges) goes through :func:`spmm`.
+bag-of-words features, learned edges) goes through it.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from .autograd import first_order
+from .numeric import block_entries
 
-__all__ = ['Pattern', 'SparseMatrix', 'sddmm', 'spmm']
+__all__ = ['Pattern', 'SparseMatrix', 'sddmm']
 
-_CHUNK = 1 << 24  # entries of a gathered block in `sddmm`
-_DENSE_DOTS = 0.01  # share of places above which it multiplies dense tiles instead
-_TILE = 1 << 20
+_DENSE_DOTS = 0.01  # share of places above which `_pair_dot` multiplies dense tiles
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the entries of a sparse matrix are, in CSR order."""
+    """Where the entries of a sparse matrix are, in CSR order. Immutable; what is cached
+    are values of it.
+    """
 
     rowptr: Tensor  # [num_rows + 1]
     col: Tensor  # [nnz]
@@ -68,31 +69,29 @@ class Pattern:
 
     @cached_property
     def row(self) -> Tensor:
+        """The row of each entry."""
         index = torch.arange(self.num_rows, device=self.col.device)
         return index.repeat_interleave(self.rowptr.diff(), output_size=self.nnz)
 
-    @property
-    def transposed(self) -> tuple[Pattern, Tensor]:
-        """The transposed pattern, and the permutation of the values."""
-        origin = self.__dict__.get('_origin')
-        if origin is not None and (pattern := origin[0]()) is not None:
-            return pattern, origin[1]  # known: sort only once
-        return self._transposed
+    @cached_property
+    def host_rowptr(self) -> np.ndarray:
+        """:obj:`rowptr` on the host, read once, for loops over ranges of rows."""
+        return self.rowptr.cpu().numpy()
+
+    def places(self, start: int, stop: int) -> slice:
+        """The entries of neighbouring rows."""
+        return slice(int(self.host_rowptr[start]), int(self.host_rowptr[stop]))
 
     @cached_property
-    def _transposed(self) -> tuple[Pattern, Tensor]:
+    def transposed(self) -> tuple[Pattern, Tensor]:
+        """The transposed pattern, and the permutation of the values."""
         perm = torch.argsort(self.col, stable=True)
         shape = (self.num_cols, self.num_rows)
-        pattern = Pattern.from_sorted(self.col[perm], self.row[perm], shape)
-        inverse = torch.empty_like(perm)
-        inverse[perm] = torch.arange(self.nnz, device=perm.device)
-        # Weak: a cycle would keep both until Python looks for garbage.
-        pattern.__dict__['_origin'] = (weakref.ref(self), inverse)
-        return pattern, perm
+        return Pattern.from_sorted(self.col[perm], self.row[perm], shape), perm
 
 
 def _bag_sum(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
-    if pattern.nnz == 0 or dense.size(1) == 0:
+    if pattern.col.numel() == 0 or dense.size(1) == 0:
         return dense.new_zeros(pattern.num_rows, dense.size(1))
     return F.embedding_bag(
         pattern.col,
@@ -110,7 +109,7 @@ def _pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
     if width > 1 and pattern.nnz > _DENSE_DOTS * a.size(0) * b.size(0):
         return _dense_pair_dot(pattern, a, b)
     row, col = pattern.row, pattern.col
-    step = max(1, _CHUNK // width)
+    step = max(1, 16 * block_entries(a.device) // width)
     if row.numel() <= step:
         return (a[row] * b[col]).sum(-1)
     dots = [
@@ -129,35 +128,39 @@ def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
         found = a.new_empty(pattern.nnz)
         found[perm] = _dense_pair_dot(transposed, b, a)
         return found
-    step = max(1, _TILE // max(1, b.size(0)))
-    bounds = pattern.rowptr[::step].tolist() + [pattern.nnz]
+    step = max(1, block_entries(a.device) // max(1, b.size(0)))
     dots = []
-    for i, start in enumerate(range(0, a.size(0), step)):
-        places = slice(bounds[i], bounds[i + 1] if start + step < a.size(0) else None)
-        block = a[start : start + step] @ b.t()
+    for start in range(0, a.size(0), step):
+        stop = min(start + step, a.size(0))
+        places = pattern.places(start, stop)
+        block = a[start:stop] @ b.t()
         dots.append(block[pattern.row[places] - start, pattern.col[places]])
     return torch.cat(dots)
 
 
 class _SpMM(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, matrix, value, dense):
-        ctx.matrix, ctx.origin = matrix, matrix.origin  # Keeps the transposed matrix.
-        ctx.save_for_backward(value, dense)
-        return _bag_sum(matrix.pattern, value, dense)
+    r""":math:`\mathbf{M} \mathbf{F}` or :math:`\mathbf{M}^{\top} \mathbf{F}`. Nothing of
+    size rows times columns is formed in backward, as :func:`torch.sparse.mm` does for
+    the values.
+    """
 
     @staticmethod
-    @first_order
+    def forward(ctx, matrix, transposed, value, dense):
+        ctx.matrix, ctx.transposed = matrix, transposed
+        ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
+        return _bag_sum(*matrix.parts(transposed), dense)
+
+    @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
-        _, dense = ctx.saved_tensors
-        pattern = ctx.matrix.pattern
         grad_value = grad_dense = None
-        if ctx.needs_input_grad[1]:
-            grad_value = _pair_dot(pattern, grad, dense)
         if ctx.needs_input_grad[2]:
-            transposed = ctx.matrix.transposed
-            grad_dense = _bag_sum(transposed.pattern, transposed.value, grad)
-        return None, grad_value, grad_dense
+            (dense,) = ctx.saved_tensors
+            left, right = (dense, grad) if ctx.transposed else (grad, dense)
+            grad_value = _pair_dot(ctx.matrix.pattern, left, right)
+        if ctx.needs_input_grad[3]:
+            grad_dense = _bag_sum(*ctx.matrix.parts(not ctx.transposed), grad)
+        return None, None, grad_value, grad_dense
 
 
 class _SDDMM(torch.autograd.Function):
@@ -168,7 +171,7 @@ class _SDDMM(torch.autograd.Function):
         return _pair_dot(pattern, a, b) if known is None else known.clone()
 
     @staticmethod
-    @first_order
+    @once_differentiable
     def backward(ctx, grad):
         a, b = ctx.saved_tensors
         pattern = ctx.pattern
@@ -179,19 +182,6 @@ class _SDDMM(torch.autograd.Function):
             transposed, perm = pattern.transposed
             grad_b = _bag_sum(transposed, grad[perm], a)
         return None, grad_a, grad_b, None
-
-
-def spmm(matrix: SparseMatrix, dense: Tensor) -> Tensor:
-    r"""The product of a sparse matrix with a dense one.
-
-    Gradients reach the values and the dense matrix; nothing of size rows times columns
-    is formed in backward (:func:`torch.sparse.mm` does that for the values).
-
-    Args:
-        matrix (SparseMatrix): The sparse matrix.
-        dense (torch.Tensor): The dense matrix, of shape :obj:`[num_cols, f]`.
-    """
-    return _SpMM.apply(matrix, matrix.value, dense)
 
 
 def sddmm(
@@ -209,9 +199,11 @@ def sddmm(
     return _SDDMM.apply(pattern, a, b, known)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparseMatrix:
-    """A sparse matrix: a pattern and its values."""
+    """A sparse matrix: a pattern and its values. Immutable; what is cached are values
+    of it.
+    """
 
     pattern: Pattern
     value: Tensor
@@ -233,13 +225,13 @@ class SparseMatrix:
 
     @classmethod
     def from_torch(cls, matrix: Tensor) -> SparseMatrix:
-        """From a torch sparse tensor of any layout."""
+        """From a torch sparse tensor of any layout, whose values are copied."""
         matrix = matrix.detach()
         if matrix.layout == torch.sparse_csr:
             rowptr = matrix.crow_indices().long()
             pattern = Pattern(rowptr, matrix.col_indices().long(), matrix.size(1))
             if pattern.is_canonical:
-                return cls(pattern, matrix.values())
+                return cls(pattern, matrix.values().clone())
         coo = matrix.to_sparse_coo()  # which takes CSR to be without duplicates
         matrix = torch.sparse_coo_tensor(
             coo._indices(),
@@ -250,7 +242,7 @@ class SparseMatrix:
         ).coalesce()
         row, col = matrix.indices()
         shape = (matrix.size(0), matrix.size(1))
-        return cls(Pattern.from_sorted(row, col, shape), matrix.values())
+        return cls(Pattern.from_sorted(row, col, shape), matrix.values().clone())
 
     def size(self, dim: int) -> int:
         return self.pattern.num_rows if dim == 0 else self.pattern.num_cols
@@ -271,39 +263,22 @@ class SparseMatrix:
         """The same places with other values."""
         return SparseMatrix(self.pattern, value)
 
-    def matmul(self, dense: Tensor) -> Tensor:
-        """The product with a dense matrix."""
-        return spmm(self, dense)
-
-    @property
-    def origin(self) -> SparseMatrix | None:
-        """The matrix that this one is the transposed of, if it is still there."""
-        origin = self.__dict__.get('_origin')
-        return None if origin is None else origin()
-
-    @property
-    def transposed(self) -> SparseMatrix:
-        """The transposed matrix."""
-        origin = self.origin
-        if origin is not None:
-            return origin
-        if torch.is_grad_enabled() and self.value.requires_grad:
-            return self._transpose()  # each with a gradient of its own
-        return self._transposed
+    def parts(self, transposed: bool) -> tuple[Pattern, Tensor]:
+        """Places and values, without gradient."""
+        return self._transposed if transposed else (self.pattern, self.value)
 
     @cached_property
-    def _transposed(self) -> SparseMatrix:
-        return self._transpose()
-
-    def _transpose(self) -> SparseMatrix:
+    def _transposed(self) -> tuple[Pattern, Tensor]:
         pattern, perm = self.pattern.transposed
-        transposed = SparseMatrix(pattern, self.value[perm])
-        transposed.__dict__['_origin'] = weakref.ref(self)  # weak, as above
-        return transposed
+        return pattern, self.value.detach()[perm]
+
+    def matmul(self, dense: Tensor) -> Tensor:
+        """The product with a dense matrix. Gradients reach values and matrix."""
+        return _SpMM.apply(self, False, self.value, dense)
 
     def t_matmul(self, dense: Tensor) -> Tensor:
         """The product of the transposed matrix with a dense one."""
-        return self.transposed.matmul(dense)
+        return _SpMM.apply(self, True, self.value, dense)
 
     def scaled_t_matmul(self, scale: Tensor, dense: Tensor) -> Tensor:
         r""":math:`\mathbf{M}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{F}`."""
@@ -316,9 +291,8 @@ class SparseMatrix:
         count = rowptr[index + 1] - rowptr[index]
         ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=index.device)
         torch.cumsum(count, 0, out=ptr[1:])
-        entry = torch.arange(int(ptr[-1]), device=index.device)
         shift = (rowptr[index] - ptr[:-1]).repeat_interleave(count)
-        entry = entry + shift
+        entry = torch.arange(shift.numel(), device=index.device) + shift
         pattern = Pattern(ptr, self.pattern.col[entry], self.pattern.num_cols)
         return SparseMatrix(pattern, self.value[entry])
 
@@ -328,10 +302,9 @@ class SparseMatrix:
         """
         if start == 0 and stop == self.size(0):
             return self
-        rowptr = self.pattern.rowptr[start : stop + 1]
-        places = slice(int(rowptr[0]), int(rowptr[-1]))
-        col = self.pattern.col[places]
-        pattern = Pattern(rowptr - rowptr[0], col, self.pattern.num_cols)
+        places = self.pattern.places(start, stop)
+        rowptr = self.pattern.rowptr[start : stop + 1] - places.start
+        pattern = Pattern(rowptr, self.pattern.col[places], self.pattern.num_cols)
         return _RowRange(pattern, self.value[places], self, start)
 
     def to_dense(self) -> Tensor:
@@ -341,7 +314,7 @@ class SparseMatrix:
         return dense.index_put(index, self.value, accumulate=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _RowRange(SparseMatrix):
     whole: SparseMatrix
     start: int
