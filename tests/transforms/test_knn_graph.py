@@ -81,7 +81,7 @@ def test_cosine_knn_graph_batch(force_undirected):
         assert torch.equal(part.edge_index, graph.edge_index)
 
     # Graphs that had no edges before, and ids with gaps.
-    gaps = Data(x=batch.x, batch=10**9 * batch.batch)
+    gaps = Data(x=batch.x, batch=10**12 * batch.batch)
     assert torch.equal(transform(gaps).edge_index, out.edge_index)
     out = transform(Batch.from_data_list([Data(x=graph.x) for graph in graphs]))
     for graph, part in zip(graphs, out.to_data_list(), strict=True):

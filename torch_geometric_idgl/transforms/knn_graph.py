@@ -27,7 +27,7 @@ class CosineKNNGraph(BaseTransform):
 
     .. code-block:: python
 
-        dataset = UCI('data/UCI', 'wine', transform=CosineKNNGraph(k=20))
+        data = CosineKNNGraph(k=20)(load('wine'))
 
     Args:
         k (int, optional): The number of neighbours, the node itself included if
