@@ -146,7 +146,7 @@ def _load(
     except ImportError:
         raise
     except Exception as e:
-        raise RuntimeError(
+        raise OSError(
             f"The '{name}' data in '{folder}' is damaged ({type(e).__name__}: {e}). "
             f"Remove the folder 'processed' in it, or all of it to download it again"
         ) from e
