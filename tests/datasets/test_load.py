@@ -169,7 +169,7 @@ def test_load_names_a_damaged_folder(data_source, tmp_path):
     load('cora', tmp_path)
     file = folder / 'processed' / 'data.pt'
     file.write_bytes(file.read_bytes()[:1000])  # As if killed while writing.
-    with pytest.raises(OSError, match=f"'{folder}' is damaged .* 'processed'"):
+    with pytest.raises(OSError, match=f"Cannot read .*'{folder}' .* 'processed'"):
         load('cora', tmp_path)
     shutil.rmtree(file.parent)
     assert load('cora', tmp_path).num_nodes == 2708
@@ -238,7 +238,7 @@ def test_load_damaged_arxiv(arxiv):
     decide_download = module.decide_download
     folder = arxiv / 'ogb' / 'ogbn_arxiv'
     (folder / 'raw' / 'edge.csv.gz').write_bytes(b'no archive')
-    with pytest.raises(OSError, match=f"'{folder}' is damaged") as e:
+    with pytest.raises(OSError, match=f"Cannot read .*'{folder}'") as e:
         load('ogbn-arxiv', arxiv)
     assert isinstance(e.value.__cause__, gzip.BadGzipFile)
     assert module.torch is torch and not hasattr(module, 'input')

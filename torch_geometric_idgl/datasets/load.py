@@ -147,16 +147,17 @@ def _load(
         raise
     except Exception as e:
         raise OSError(
-            f"The '{name}' data in '{folder}' is damaged ({type(e).__name__}: {e}). "
-            f"Remove the folder 'processed' in it, or all of it to download it again"
+            f"Cannot read the '{name}' data in '{folder}' ({type(e).__name__}: {e}). If "
+            f"it is damaged, remove the folder 'processed' in it, or all of it to "
+            f'download it again'
         ) from e
 
 
 def _download(
     folder: Path, sizes: dict[str, int], read: Callable[[Path], Data]
 ) -> None:
-    # Loaders download where there is nothing. The data is moved to its place when it is
-    # known to be complete, so that an interruption leaves nothing behind.
+    # PyG and OGB download where there is nothing. The data is moved to its place when it
+    # is known to be complete, so that an interruption leaves nothing broken behind.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='download-', dir=folder.parent) as temp:
         new = Path(temp, folder.name)
