@@ -147,8 +147,8 @@ def _load(
         raise
     except Exception as e:
         raise OSError(
-            f"Cannot read the '{name}' data in '{folder}' ({type(e).__name__}: {e}). If "
-            f"it is damaged, remove the folder 'processed' in it, or all of it to "
+            f"Cannot read the '{name}' data in '{folder}' ({type(e).__name__}: {e}). "
+            f"If it is damaged, remove the folder 'processed' in it, or all of it to "
             f'download it again'
         ) from e
 
@@ -156,8 +156,8 @@ def _load(
 def _download(
     folder: Path, sizes: dict[str, int], read: Callable[[Path], Data]
 ) -> None:
-    # PyG and OGB download where there is nothing. The data is moved to its place when it
-    # is known to be complete, so that an interruption leaves nothing broken behind.
+    # PyG and OGB download where there is nothing. The data is moved to its place when
+    # it is known to be complete, so that an interruption leaves nothing broken behind.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix='download-', dir=folder.parent) as temp:
         new = Path(temp, folder.name)
