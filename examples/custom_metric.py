@@ -24,7 +24,7 @@ from torch_geometric_idgl.datasets import load
 parser = argparse.ArgumentParser()
 parser.add_argument('--metric', default='student_t', help='or a name IDGL knows')
 parser.add_argument('--epsilon', type=float, default=0.5)
-parser.add_argument('--root', default='data', help='the split is stored here')
+parser.add_argument('--root', default='data', help='where the split is stored')
 parser.add_argument('--epochs', type=int, default=200)
 parser.add_argument('--lr', type=float, default=0.01)
 parser.add_argument('--seed', type=int, default=0)

@@ -18,7 +18,7 @@ from torch_geometric_idgl import IDGL
 from torch_geometric_idgl.datasets import load
 
 parser = argparse.ArgumentParser()
-parser.add_argument('--root', default='data', help='the split is stored here')
+parser.add_argument('--root', default='data', help='where the split is stored')
 parser.add_argument('--epochs', type=int, default=200)
 parser.add_argument('--lr', type=float, default=0.01)
 parser.add_argument('--seed', type=int, default=0)

@@ -9,7 +9,6 @@ same GNN is trained on the kNN graph for comparison. The data comes with scikit-
 """
 
 import argparse
-import copy
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from torch_geometric_idgl.transforms import CosineKNNGraph, LearnGraph
 parser = argparse.ArgumentParser()
 parser.add_argument('--gnn', choices=['GAT', 'GCN', 'GraphSAGE'], default='GAT')
 parser.add_argument('--dataset', choices=['wine', 'cancer'], default='cancer')
-parser.add_argument('--root', default='data', help='the split is stored here')
+parser.add_argument('--root', default='data', help='where the split is stored')
 parser.add_argument('--epochs', type=int, default=200)
 parser.add_argument('--top-k', type=int, default=20, help='edges kept at each node')
 parser.add_argument('--seed', type=int, default=0)
@@ -58,19 +57,15 @@ print(f'IDGL itself: test accuracy {record.test_score:.4f}')
 
 graphs = {
     'kNN graph': CosineKNNGraph(k=args.top_k)(table),
-    'learned graph': LearnGraph(learner, kind='mixed', top_k=args.top_k)(table),
+    'learned graph': LearnGraph(learner, top_k=args.top_k)(table),
 }
+graphs['kNN graph'].edge_weight = torch.ones(graphs['kNN graph'].num_edges).to(device)
 
 
 def forward(model, data):
-    edge_weight = data.edge_weight
-    if edge_weight is None:
-        edge_weight = torch.ones(data.num_edges, device=device)
-    if args.gnn == 'GCN':
-        return model(data.x, data.edge_index, edge_weight=edge_weight)
-    if args.gnn == 'GAT':  # Attention has no edge weights, but edge features.
-        return model(data.x, data.edge_index, edge_attr=edge_weight.view(-1, 1))
-    return model(data.x, data.edge_index)
+    # Of weights and features of edges, PyG's models take what they have a use for.
+    edge_attr = data.edge_weight.view(-1, 1)
+    return model(data.x, data.edge_index, data.edge_weight, edge_attr)
 
 
 def train(model, optimizer, data):
@@ -92,9 +87,10 @@ def test(model, data):
 
 kwargs = {'heads': 4, 'edge_dim': 1} if args.gnn == 'GAT' else {}
 Model = {'GAT': GAT, 'GCN': GCN, 'GraphSAGE': GraphSAGE}[args.gnn]
-gnn = Model(table.num_features, 16, 2, num_classes, dropout=0.5, **kwargs).to(device)
 for name, data in graphs.items():
-    model = copy.deepcopy(gnn)  # Both start from the same weights.
+    seed_everything(args.seed)  # Both start from the same weights.
+    model = Model(data.num_features, 16, 2, num_classes, dropout=0.5, **kwargs)
+    model = model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     best_val_loss, test_acc = float('inf'), 0.0
     for _ in range(args.epochs):

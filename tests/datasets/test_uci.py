@@ -51,9 +51,13 @@ def test_uci_seeds(tmp_path):
     assert torch.equal(first.test_mask, again.test_mask)
 
 
-def test_uci_unknown(tmp_path):
-    with pytest.raises(ValueError, match=r"\['cancer', 'digits', 'wine'\] .*'iris'"):
+def test_uci_wrong_arguments(tmp_path):
+    with pytest.raises(ValueError, match=r"\['wine', 'cancer', 'digits'\] .*'iris'"):
         UCI(str(tmp_path), 'iris')
+    with pytest.raises(TypeError, match=r"'name' to be a string \(got None\)"):
+        UCI(str(tmp_path), None)
+    with pytest.raises(TypeError, match=r"'seed' to be an integer \(got 0.5\)"):
+        UCI(str(tmp_path), 'wine', seed=0.5)
 
 
 def test_uci_without_sklearn(tmp_path, monkeypatch):

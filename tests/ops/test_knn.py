@@ -1,5 +1,8 @@
+import warnings
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from torch_geometric_idgl.ops.knn import knn_graph
@@ -95,25 +98,74 @@ def test_knn_graph_empty():
     batch = torch.empty(0, dtype=torch.long)
     assert knn_graph(torch.empty(0, 3), 2, batch).size() == (2, 0)
     assert knn_graph(torch.ones(1, 3), 2, include_self=False).size() == (2, 0)
+    batch = torch.tensor([0, 0, 1, 1])
+    expected = [[0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 1, 0, 2, 3, 3, 2]]
+    assert knn_graph(torch.empty(4, 0), 2, batch).tolist() == expected
 
 
-@pytest.mark.parametrize('k', [0, -1, 1.5, True])
-def test_knn_graph_wrong_k(k):
-    with pytest.raises(ValueError, match="Expected 'k' to be a positive int"):
-        knn_graph(torch.ones(3, 2), k)
+@pytest.mark.parametrize('layout', ['to_dense', 'to_sparse', 'to_sparse_csr'])
+@pytest.mark.parametrize('size', [1e-43, 1e-30, 1e-13, 1e20, 1e38])
+def test_knn_graph_of_tiny_and_huge_features(layout, size):
+    x = torch.rand(12, 5, generator=torch.Generator().manual_seed(0)) * size
+    x[3] = 0.0
+    x[5] *= 1e-5 if size > 1 else 1.0  # Rows of different scale in one graph.
+    expected = knn_graph(x.to(torch.double), 4)
+    assert torch.equal(knn_graph(getattr(x, layout)(), 4), expected)
+    assert torch.equal(expected, reference(x.to(torch.double) / size, 4))
+
+
+@pytest.mark.parametrize('layout', ['to_dense', 'to_sparse'])
+def test_knn_graph_of_many_graphs(layout, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(6, (200,), generator=generator)
+    sizes[7] = 30  # Does not fit into a block.
+    batch = (10**12 * torch.arange(200)).repeat_interleave(sizes)
+    x = torch.randn(len(batch), 3, generator=generator)
+    expected, begin = [], 0
+    for size in sizes.tolist():
+        expected.append(reference(x[begin : begin + size], 3) + begin)
+        begin += size
+
+    # Neither empty graphs, of which there are 10^14, nor small ones are taken singly.
+    calls = []
+    topk = Tensor.topk
+    monkeypatch.setattr(
+        Tensor, 'topk', lambda *a, **k: calls.append(1) or topk(*a, **k)
+    )
+    out = knn_graph(getattr(x, layout)(), 3, batch, block_size=20)
+    assert torch.equal(out, torch.cat(expected, dim=1))
+    assert len(calls) < 60
+
+
+@pytest.mark.parametrize('batch', [None, torch.tensor([0, 0, 1, 1, 4])])
+def test_knn_graph_does_not_warn(batch):
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # PyTorch says most things only once otherwise.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            knn_graph(torch.eye(5).to_sparse(), 2, batch)
+    finally:
+        torch.set_warn_always(always)
 
 
 def test_knn_graph_wrong_arguments():
     x = torch.ones(3, 2)
     with pytest.raises(ValueError, match=r'two-dimensional \(got 1 dimensions\)'):
         knn_graph(torch.ones(3), 1)
-    with pytest.raises(ValueError, match="'block_size' to be a positive int"):
-        knn_graph(x, 1, block_size=0)
+    for name in ['k', 'block_size']:
+        with pytest.raises(ValueError, match=rf"'{name}' to be at least 1 \(got 0\)"):
+            knn_graph(x, **{'k': 1, name: 0})
+        for value in [1.5, True, None]:
+            with pytest.raises(TypeError, match=f"'{name}' to be an integer"):
+                knn_graph(x, **{'k': 1, name: value})
     with pytest.raises(ValueError, match="'batch' to be sorted"):
         knn_graph(x, 1, torch.tensor([0, 1, 0]))
-    with pytest.raises(ValueError, match=r"'batch' to be of shape \[3\] \(got \[2\]\)"):
+    with pytest.raises(
+        ValueError, match=r"'batch' to be of shape \[3\].*\(got \[2\]\)"
+    ):
         knn_graph(x, 1, torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="'x' to be finite"):
-        knn_graph(torch.tensor([[1.0], [float('nan')]]), 1)
-    with pytest.raises(ValueError, match="'x' to be finite"):
-        knn_graph(torch.tensor([[1.0], [float('inf')]]).to_sparse(), 1)
+    for layout in ['to_dense', 'to_sparse']:
+        for value in [float('nan'), float('inf')]:
+            with pytest.raises(ValueError, match="'x' to be finite"):
+                knn_graph(getattr(torch.tensor([[1.0], [value]]), layout)(), 1)

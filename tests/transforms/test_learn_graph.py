@@ -61,24 +61,53 @@ def test_learn_graph_is_the_operator(cls, kind):
     assert torch.equal(out.y, data.y) and torch.equal(out.x, data.x)
 
 
-def test_learn_graph_keeps_data_and_modes():
-    model, data = make_model(norm='batch_norm'), make_graph(6, 0)
+def test_learn_graph_keeps_data_and_weights():
+    model, data = make_model(norm='batch_norm').train(), make_graph(6, 0)
     data.edge_attr = torch.ones(data.num_edges, 2)
-    model.train()
-    next(m for m in model.modules() if m is not model).eval()  # As if frozen.
-    modes = [module.training for module in model.modules()]
-    assert True in modes and False in modes
     before = {key: value.clone() for key, value in model.state_dict().items()}
 
     keys, edge_index = set(data.keys()), data.edge_index.clone()
     out = LearnGraph(model)(data)
     assert set(out.keys()) == {'x', 'y', 'edge_index', 'edge_weight'}
     assert set(data.keys()) == keys and torch.equal(data.edge_index, edge_index)
-    assert [module.training for module in model.modules()] == modes
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
     # Evaluation mode: no dropout.
     assert torch.equal(LearnGraph(model)(data).edge_weight, out.edge_weight)
+
+
+@pytest.mark.parametrize('fail', [False, True])
+def test_learn_graph_never_touches_the_model(fail):
+    model = make_model(norm='batch_norm', cached=True).train()
+    model.dropout = 0.25
+    next(m for m in model.modules() if m is not model).eval()  # As if frozen.
+    tensors = {id(t) for t in [*model.parameters(), *model.buffers()]}
+    modes = [module.training for module in model.modules()]
+    runs = []
+
+    def watch(running, args):
+        runs.append(running)
+        assert not any(module.training for module in running.modules())
+        assert not running.cached
+        shared = {id(t) for t in [*running.parameters(), *running.buffers()]}
+        assert shared == tensors
+        # Another thread would see the model as it was.
+        assert model.cached
+        assert [module.training for module in model.modules()] == modes
+        if fail:
+            raise RuntimeError('stop here')
+
+    model.register_forward_pre_hook(watch)
+    attributes = dict(vars(model))
+    transform = LearnGraph(model)
+    if fail:
+        with pytest.raises(RuntimeError, match='stop here'):
+            transform(make_graph(6, 0))
+    else:
+        transform(make_graph(6, 0))
+    assert len(runs) == 1 and runs[0] is not model
+    assert transform.model is model and vars(model) == attributes
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_learn_graph_without_edges():

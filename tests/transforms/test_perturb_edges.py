@@ -175,6 +175,33 @@ def test_perturb_edges_errors():
     with pytest.raises(ValueError, match='not to connect different graphs'):
         PerturbEdges()(data)
 
+    data = path_graph(4)
+    data.edge_index = data.edge_index.t()
+    with pytest.raises(ValueError, match=r'shape \[2, num_edges\] \(got \[6, 2\]\)'):
+        PerturbEdges()(data)
+    data.edge_index = data.edge_index.t().to(torch.float)
+    with pytest.raises(TypeError, match=r'torch.long \(got torch.float32\)'):
+        PerturbEdges()(data)
+
+
+@pytest.mark.parametrize('key', ['edge_weight', 'edge_attr'])
+@pytest.mark.parametrize('size', [(), (4,), (5, 2)])
+def test_perturb_edges_attributes_of_other_edges(key, size):
+    data = Data(num_nodes=4)
+    data[key] = torch.ones(size)
+    data.edge_index = path_graph(4).edge_index
+    with pytest.raises(ValueError, match=rf"'{key}' .* each of the 6 edges \(got"):
+        PerturbEdges(delete=0.5)(data)
+
+
+def test_perturb_edges_gaps_between_graphs():
+    data = Batch.from_data_list([path_graph(4), path_graph(3)])
+    gaps = Data(
+        edge_index=data.edge_index, batch=10**12 * (1 + data.batch), num_nodes=7
+    )
+    out = PerturbEdges(0.5, 0.5, seed=0)(gaps)
+    assert edge_set(out) == edge_set(PerturbEdges(0.5, 0.5, seed=0)(data))
+
 
 def test_perturb_edges_cora(data_root):
     data = load('cora', data_root)

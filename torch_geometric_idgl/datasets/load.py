@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 
-from .ogb import ARXIV_FILES, arxiv_folder, load_arxiv
-from .uci import UCI
+from ..ops.knn import csr_without_warning
+from .ogb import ARXIV_FILES, load_arxiv
+from .uci import UCI, check_name
 
 __all__ = ['load', 'stage_data']
 
-_PLANETOID = {'cora': 'Cora', 'citeseer': 'CiteSeer', 'pubmed': 'PubMed'}
-_PLANETOID_PARTS = ['allx', 'ally', 'graph', 'test.index', 'tx', 'ty', 'x', 'y']
-_UCI = ['wine', 'cancer', 'digits']
-_NAMES = [*_PLANETOID, 'ogbn-arxiv', *_UCI]
+# The name of PyG and the size of each file in bytes: what was not downloaded
+# completely is shorter.
+_PARTS = ['x', 'tx', 'allx', 'y', 'ty', 'ally', 'graph', 'test.index']
+_PLANETOID = {
+    'cora': ('Cora', [22119, 148025, 257305, 4054, 28135, 47959, 59847, 5000]),
+    'citeseer': ('CiteSeer', [31087, 260321, 595021, 3014, 24135, 55623, 61987, 5000]),
+    'pubmed': ('PubMed', [23172, 405505, 7578385, 854, 12135, 224739, 471808, 6000]),
+}
+_NAMES = [*_PLANETOID, 'ogbn-arxiv', 'wine', 'cancer', 'digits']
 
 
 def load(
     name: str,
-    root: str | os.PathLike,
+    root: str | os.PathLike = 'data',
     seed: int = 0,
     sparse_x: bool = False,
-    source: str | os.PathLike | None = None,
 ) -> Data:
     r"""Loads a node classification graph of the paper by its name.
 
@@ -34,53 +41,53 @@ def load(
     cancer and digits are standardised per column, and those of ogbn-arxiv are taken as
     they are. Edges are undirected; wine, cancer and digits have none.
 
-    Nothing is downloaded: files are expected at :obj:`root/Planetoid/Cora/raw/`
-    (likewise :obj:`CiteSeer` and :obj:`PubMed`) and :obj:`root/ogb/ogbn_arxiv/`.
-    Processed files are written beside them, so :obj:`root` must be writable (see
-    :meth:`stage_data`).
+    Data that is not (completely) in :obj:`root/Planetoid` or :obj:`root/ogb` is
+    downloaded by PyG or OGB. Without a network, an error says which files to put where.
+
+    .. code-block:: python
+
+        data = load('cora')
+        data = load('wine', seed=1)
 
     Args:
         name (str): The name of the data (:obj:`"cora"`, :obj:`"citeseer"`,
             :obj:`"pubmed"`, :obj:`"ogbn-arxiv"`, :obj:`"wine"`, :obj:`"cancer"`,
             :obj:`"digits"`).
-        root (str): The directory of the data.
+        root (str, optional): The directory of the data. (default: :obj:`"data"`)
         seed (int, optional): The seed of the split of wine, cancer and digits. The
             other data has one split. (default: :obj:`0`)
         sparse_x (bool, optional): If set to :obj:`True`, :obj:`data.x` is a sparse CSR
             tensor. (default: :obj:`False`)
-        source (str, optional): A read-only directory whose files are laid out in
-            :obj:`root` first, as by :meth:`stage_data`. (default: :obj:`None`)
 
     Returns:
         torch_geometric.data.Data: The graph with :obj:`train_mask`, :obj:`val_mask` and
         :obj:`test_mask`.
     """
-    root, key = Path(root), name.lower()
-    if source is not None:
-        stage_data(source, root)
-    if key in _PLANETOID:
-        folder = root / 'Planetoid' / _PLANETOID[key] / 'raw'
-        _check_files(name, folder, [f'ind.{key}.{part}' for part in _PLANETOID_PARTS])
-        data = Planetoid(str(root / 'Planetoid'), _PLANETOID[key])[0]
+    name, root = check_name(name, _NAMES), _path('root', root)
+    if name in _PLANETOID:
+        folder, sizes = _PLANETOID[name]
+        parts = zip(_PARTS, sizes, strict=True)
+        data = _load(
+            name,
+            root / 'Planetoid' / folder,
+            {f'raw/ind.{name}.{part}': size for part, size in parts},
+            lambda root: Planetoid(str(root), folder)[0],
+        )
         data = NormalizeFeatures()(data)
-    elif key == 'ogbn-arxiv':
-        _check_files(name, arxiv_folder(root / 'ogb'), ARXIV_FILES)
-        data = load_arxiv(root / 'ogb')
-    elif key in _UCI:
-        data = UCI(str(root / 'UCI'), key, seed)[0]
+    elif name == 'ogbn-arxiv':
+        # Archives know themselves whether they are complete.
+        least = dict.fromkeys(ARXIV_FILES, 1)
+        data = _load(name, root / 'ogb' / 'ogbn_arxiv', least, load_arxiv)
     else:
-        raise ValueError(f"Expected 'name' to be one of {_NAMES} (got {name!r})")
+        data = UCI(str(root / 'UCI'), name, seed)[0]
 
     if sparse_x:
-        data.x = data.x.to_sparse_csr()
+        with csr_without_warning():
+            data.x = data.x.to_sparse_csr()
     return data
 
 
-def stage_data(
-    source: str | os.PathLike,
-    root: str | os.PathLike,
-    copy: bool = False,
-) -> Path:
+def stage_data(source: str | os.PathLike, root: str | os.PathLike) -> Path:
     r"""Lays out the files of a read-only data directory in a writable one.
 
     Loaders write processed files beside the raw ones. Folders are created anew, and
@@ -90,45 +97,93 @@ def stage_data(
     Args:
         source (str): The directory to read, in the layout that :meth:`load` expects.
         root (str): The directory to write to.
-        copy (bool, optional): If set to :obj:`True`, files are copied.
-            (default: :obj:`False`)
 
     Returns:
         pathlib.Path: The directory that was written to.
     """
-    source, root = Path(source).resolve(), Path(root).resolve()
+    source, root = _path('source', source).resolve(), _path('root', root).resolve()
     if not source.is_dir():
         raise FileNotFoundError(f"There is no directory '{source}' to read data from")
     if root.is_relative_to(source):
         raise ValueError(f"Expected 'root' to be outside of '{source}' (got '{root}')")
 
     for file in sorted(source.rglob('*')):
-        target = root / file.relative_to(source)
-        if 'processed' in target.relative_to(root).parts or not file.is_file():
-            continue
-        if target.exists():
+        path = file.relative_to(source)
+        target = root / path
+        if 'processed' in path.parts or not file.is_file() or target.exists():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # A link to a file that is no longer there.
-        if copy or not _link(file, target):
+        try:
+            target.symlink_to(file)
+        except OSError:
             shutil.copyfile(file, target)
     return root
 
 
-def _link(file: Path, target: Path) -> bool:
+def _path(name: str, value: str | os.PathLike) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"Expected '{name}' to be the path of a folder (got {value!r})")
+    return Path(value).expanduser()
+
+
+def _load(
+    name: str, folder: Path, sizes: dict[str, int], read: Callable[[Path], Data]
+) -> Data:
+    if missing := _incomplete(folder, sizes):
+        try:
+            _download(folder, sizes, read)
+        except ImportError:
+            raise
+        except Exception as e:  # Of the network, an archive, a pickle, ...
+            raise FileNotFoundError(
+                f"The '{name}' data is not complete in '{folder}' and could not be "
+                f'downloaded ({type(e).__name__}: {e}). Put these files there: '
+                f'{", ".join(missing)}'
+            ) from e
     try:
-        target.symlink_to(file)
-    except OSError:
-        return False
-    return True
+        return read(folder.parent)
+    except ImportError:
+        raise
+    except Exception as e:
+        raise OSError(
+            f"Cannot read the '{name}' data in '{folder}' ({type(e).__name__}: {e}). "
+            f"If it is damaged, remove the folder 'processed' in it, or all of it to "
+            f'download it again'
+        ) from e
 
 
-def _check_files(name: str, folder: Path, files: list[str]) -> None:
-    # PyG and OGB would start a download at once if a file is missing.
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"The '{name}' data is incomplete: {', '.join(missing)} missing. Expected "
-            f"{'this file' if len(missing) == 1 else 'these files'} in '{folder}'; "
-            f"'source' names a read-only folder to take them from"
-        )
+def _download(
+    folder: Path, sizes: dict[str, int], read: Callable[[Path], Data]
+) -> None:
+    # PyG and OGB download where there is nothing. The data is moved to its place when
+    # it is known to be complete, so that an interruption leaves nothing broken behind.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='download-', dir=folder.parent) as temp:
+        new = Path(temp, folder.name)
+        try:
+            read(new.parent)
+        except Exception:
+            _check_complete(new, sizes)  # A better reason, perhaps.
+            raise
+        _check_complete(new, sizes)
+        for file in sorted(new.rglob('*')):
+            if file.is_file():
+                target = folder / file.relative_to(new)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+
+
+def _check_complete(folder: Path, sizes: dict[str, int]) -> None:
+    short = [file for file in _incomplete(folder, sizes) if (folder / file).exists()]
+    if short:
+        raise EOFError(f'{", ".join(short)} cut short')
+
+
+def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
+    files = {name: folder / name for name in sizes}
+    return [
+        name
+        for name, file in files.items()
+        if not file.is_file() or file.stat().st_size < sizes[name]
+    ]

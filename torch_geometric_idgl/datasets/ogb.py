@@ -13,7 +13,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, to_undirected
 
-__all__ = ['ARXIV_FILES', 'arxiv_folder', 'load_arxiv']
+__all__ = ['ARXIV_FILES', 'load_arxiv']
 
 # What OGB's loader reads; its own check covers the first two only.
 ARXIV_FILES = [
@@ -29,14 +29,8 @@ ARXIV_FILES = [
 ]
 
 
-def arxiv_folder(root: Path) -> Path:
-    """Returns the folder in :obj:`root` that OGB's loader reads."""
-    other = root / 'ogbn_arxiv_pyg'  # Written by old versions of OGB, which it prefers.
-    return other if other.exists() else root / 'ogbn_arxiv'
-
-
 def load_arxiv(root: Path) -> Data:
-    """Reads ogbn-arxiv, whose files are known to be there, with undirected edges."""
+    """Reads ogbn-arxiv, downloaded if it is not there, with undirected edges."""
     try:
         import ogb.nodeproppred.dataset_pyg as module
     except ImportError as e:
@@ -75,9 +69,14 @@ class _Torch:
 @contextlib.contextmanager
 def _guarded(module: ModuleType) -> Iterator[None]:
     # OGB asks on the standard input whether to replace data without the mark of the
-    # newest release (no: it is the user's), prints its progress, and fails on newer
-    # versions of PyTorch. Names are replaced in OGB's module only, and only meanwhile.
-    names: dict[str, Any] = {'torch': _Torch(), 'input': lambda _='': 'n'}
+    # newest release (no: it is the user's) and whether to download much, prints its
+    # progress, and fails on newer versions of PyTorch. Names are replaced in OGB's
+    # module only, and only meanwhile.
+    names: dict[str, Any] = {
+        'torch': _Torch(),
+        'input': lambda _='': 'n',
+        'decide_download': lambda url: True,
+    }
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(names)
     try:

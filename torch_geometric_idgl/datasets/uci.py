@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os.path as osp
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.utils import index_to_mask
+
+from ..checks import check_at_least
 
 __all__ = ['UCI']
 
@@ -28,6 +31,10 @@ class UCI(InMemoryDataset):
     are standardised. The split is drawn by two stratified
     :meth:`~sklearn.model_selection.train_test_split` with the given seed: 10 training
     and 20 dev nodes (digits: 50 and 100), the others are for testing.
+
+    .. code-block:: python
+
+        data = UCI('data/UCI', 'wine', transform=CosineKNNGraph(k=20))[0]
 
     Args:
         root (str): Root directory where the dataset should be saved.
@@ -51,12 +58,9 @@ class UCI(InMemoryDataset):
         pre_transform: Callable | None = None,
         force_reload: bool = False,
     ) -> None:
-        self.name = name.lower()
+        check_at_least('seed', seed, 0, integer=True)
+        self.name = check_name(name, list(_TABLES))
         self.seed = seed
-        if self.name not in _TABLES:
-            raise ValueError(
-                f"Expected 'name' to be one of {sorted(_TABLES)} (got {name!r})"
-            )
         super().__init__(root, transform, pre_transform, force_reload=force_reload)
         self.load(self.processed_paths[0])
 
@@ -101,9 +105,9 @@ class UCI(InMemoryDataset):
         data = Data(
             x=torch.from_numpy(scale(x)).to(torch.float),
             y=torch.from_numpy(y).to(torch.long),
-            train_mask=_mask(train, len(y)),
-            val_mask=_mask(val, len(y)),
-            test_mask=_mask(test, len(y)),
+            train_mask=index_to_mask(torch.from_numpy(train), len(y)),
+            val_mask=index_to_mask(torch.from_numpy(val), len(y)),
+            test_mask=index_to_mask(torch.from_numpy(test), len(y)),
         )
         data = data if self.pre_transform is None else self.pre_transform(data)
         self.save([data], self.processed_paths[0])
@@ -112,7 +116,10 @@ class UCI(InMemoryDataset):
         return f'{self.__class__.__name__}({self.name!r}, seed={self.seed})'
 
 
-def _mask(index: np.ndarray, size: int) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
-    mask[torch.from_numpy(index)] = True
-    return mask
+def check_name(name: Any, names: list[str]) -> str:
+    """Returns a name in lower case, and raises unless it is one of :obj:`names`."""
+    if not isinstance(name, str):
+        raise TypeError(f"Expected 'name' to be a string (got {name!r})")
+    if name.lower() not in names:
+        raise ValueError(f"Expected 'name' to be one of {names} (got {name!r})")
+    return name.lower()

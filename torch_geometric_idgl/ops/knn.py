@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import cumsum, is_torch_sparse_tensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from ..checks import check_at_least, check_batch
 
 __all__ = ['knn_graph']
 
@@ -32,6 +36,13 @@ def knn_graph(
     descending similarity, equally similar ones by ascending index. The cosine of an
     all-zero row to anything is zero.
 
+    .. code-block:: python
+
+        x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+        knn_graph(x, k=2)
+        >>> tensor([[0, 0, 1, 1, 2, 2],
+        ...         [0, 1, 1, 0, 2, 1]])
+
     Args:
         x (torch.Tensor): The node features of shape :obj:`[num_nodes, in_channels]`,
             dense or sparse (COO, CSR, ...).
@@ -53,105 +64,130 @@ def knn_graph(
         raise ValueError(
             f"Expected 'x' to be two-dimensional (got {x.dim()} dimensions)"
         )
-    for name, value in [('k', k), ('block_size', block_size)]:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"Expected '{name}' to be a positive int (got {value!r})")
+    check_at_least('k', k, 1, integer=True)
+    check_at_least('block_size', block_size, 1, integer=True)
 
-    ptr = graph_bounds(batch, x.size(0))
-    x = _unit_rows(x)
+    # Graphs of the same size are put side by side and compared together: there may be
+    # many small ones.
+    sizes = graph_sizes(batch, x.size(0)).to(x.device)
+    order = sizes.repeat_interleave(sizes).argsort(stable=True)
+    x = _unit_rows(x).index_select(0, order)
+    if x.is_sparse:
+        with csr_without_warning():
+            x = x.to_sparse_csr()
 
-    edges = []
-    for begin, end in itertools.pairwise(ptr):
-        graph = _rows(x, begin, end)
-        for start in range(0, end - begin, block_size):
-            neighbours = _neighbours(graph, start, block_size, k, include_self)
-            rows, num_neighbours = neighbours.size()
-            centre = torch.arange(begin + start, begin + start + rows, device=x.device)
-            centre = centre.repeat_interleave(num_neighbours)
-            edges.append(torch.stack([centre, neighbours.flatten() + begin]))
+    edges, begin = [order.new_empty((2, 0))], 0
+    for size, count in torch.stack(sizes.unique(return_counts=True), dim=1).tolist():
+        end = begin + size * count
+        step = size * max(block_size // size, 1)
+        place = torch.arange(size, device=x.device)
+        for start in range(begin, end, step):
+            rows = _rows(x, start, min(start + step, end))
+            first = torch.arange(start, start + rows.size(0), size, device=x.device)
+            for own in place.split(block_size):
+                index = _nearest(_similarities(rows, own, size), own, k, include_self)
+                target = first.view(-1, 1, 1) + index
+                source = (first.view(-1, 1) + own).unsqueeze(-1).expand_as(target)
+                edges.append(torch.stack([source.flatten(), target.flatten()]))
+        begin = end
 
-    if len(edges) == 0:
-        return torch.empty((2, 0), dtype=torch.long, device=x.device)
-    return torch.cat(edges, dim=1)
+    edge_index = order[torch.cat(edges, dim=1)]
+    return edge_index[:, edge_index[0].argsort(stable=True)]
 
 
-def _neighbours(x: Tensor, start: int, size: int, k: int, include_self: bool) -> Tensor:
-    # The indices of the `k` most similar rows of `x` to rows `start:start + size`.
-    n = x.size(0)
-    queries = _rows(x, start, min(start + size, n))
-    if is_torch_sparse_tensor(x):  # A CSR matrix can only be the left factor.
-        sim = (x @ queries.to_dense().t()).t().contiguous()
+def graph_sizes(batch: Tensor | None, num_nodes: int) -> Tensor:
+    """Returns the number of nodes of each graph that has any."""
+    if batch is None:
+        batch = torch.zeros(num_nodes, dtype=torch.long)
+    check_batch(batch, None, num_nodes)
+    return batch.unique_consecutive(return_counts=True)[1]
+
+
+@contextmanager
+def csr_without_warning() -> Iterator[None]:
+    """Keeps PyTorch from saying that the CSR layout is in beta state."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
+        yield
+
+
+def _similarities(rows: Tensor, own: Tensor, size: int) -> Tensor:
+    # Of the nodes `own` to all nodes, in each graph: [num_graphs, len(own), size].
+    if rows.size(0) > size:  # Several graphs, `own` are all of their nodes.
+        rows = rows.to_dense().unflatten(0, (rows.size(0) // size, size))
+        return rows @ rows.mT
+    queries = _rows(rows, int(own[0]), int(own[-1]) + 1)
+    if is_torch_sparse_tensor(rows):  # A CSR matrix can only be the left factor.
+        sim = (rows @ queries.to_dense().t()).t().contiguous()
     else:
-        sim = queries @ x.t()
+        sim = queries @ rows.t()
+    return sim.unsqueeze(0)
 
+
+def _nearest(sim: Tensor, own: Tensor, k: int, include_self: bool) -> Tensor:
+    # The indices of the `k` largest similarities, in order.
+    size = sim.size(-1)
     # A node comes first also if it is all zero or has duplicates.
-    own = torch.arange(queries.size(0), device=x.device)
-    sim[own, own + start] = float('inf' if include_self else '-inf')
-    k = min(k, n if include_self else n - 1)
+    sim[:, torch.arange(len(own)), own] = float('inf' if include_self else '-inf')
+    k = min(k, size if include_self else size - 1)
     if k == 0:
-        return sim.new_empty((sim.size(0), 0), dtype=torch.long)
+        return own.new_empty((*sim.size()[:-1], 0))
 
     # `topk` leaves open which of the nodes that tie for the last place it returns, and
     # in which order equals come: the first by index are meant.
-    value, index = sim.topk(min(k + 1, n), dim=1)
-    index = index[:, :k].sort(dim=1).values
-    order = sim.gather(1, index).sort(dim=1, descending=True, stable=True).indices
-    index = index.gather(1, order)
-    if value.size(1) > k:
-        tied = value[:, k - 1] == value[:, k]
-        full = sim[tied].sort(dim=1, descending=True, stable=True).indices
-        index[tied] = full[:, :k]
+    value, index = sim.topk(min(k + 1, size), dim=-1)
+    index = index[..., :k].sort(dim=-1).values
+    order = sim.gather(-1, index).sort(dim=-1, descending=True, stable=True).indices
+    index = index.gather(-1, order)
+    if size > k:
+        tied = value[..., k - 1] == value[..., k]
+        index[tied] = sim[tied].sort(descending=True, stable=True).indices[:, :k]
     return index
 
 
-def graph_bounds(batch: Tensor | None, num_nodes: int) -> list[int]:
-    """Returns where the graphs of a sorted :obj:`batch` vector begin, and the end."""
-    if batch is None:
-        return [0, num_nodes]
-    if batch.dim() != 1 or batch.numel() != num_nodes:
-        raise ValueError(
-            f"Expected 'batch' to be of shape [{num_nodes}] (got {list(batch.size())})"
-        )
-    if batch.numel() == 0:
-        return [0]
-    if bool((batch[1:] < batch[:-1]).any()) or int(batch[0]) < 0:
-        raise ValueError(
-            "Expected 'batch' to be sorted in ascending order without negative entries"
-        )
-    return cumsum(batch.bincount()).tolist()
-
-
-def _unit_rows(x: Tensor) -> Tensor:
-    # Rows of unit length, dense or CSR; zero rows stay zero.
-    if not x.is_floating_point() or x.dtype in {torch.half, torch.bfloat16}:
-        x = x.to(torch.float)
-    if not is_torch_sparse_tensor(x):
-        _check_finite(x)
-        return torch.nn.functional.normalize(x, dim=1, eps=1e-12)
-
-    x = x.to_sparse_csr()
-    crow, value = x.crow_indices(), x.values()
-    _check_finite(value)
-    row = torch.arange(x.size(0), device=x.device).repeat_interleave(crow.diff())
-    norm = value.new_zeros(x.size(0)).index_add_(0, row, value * value).sqrt_()
-    value = value / norm.clamp_(min=1e-12)[row]
-    return _csr(crow, x.col_indices(), value, x.size(0), x.size(1))
-
-
+@csr_without_warning()
 def _rows(x: Tensor, begin: int, end: int) -> Tensor:
     # `x[begin:end]`, which PyTorch does not offer for CSR.
     if not is_torch_sparse_tensor(x):
         return x[begin:end]
     crow = x.crow_indices()[begin : end + 1]
     first, last = int(crow[0]), int(crow[-1])
-    col, value = x.col_indices()[first:last], x.values()[first:last]
-    return _csr(crow - first, col, value, end - begin, x.size(1))
-
-
-def _csr(crow: Tensor, col: Tensor, value: Tensor, rows: int, cols: int) -> Tensor:
     return torch.sparse_csr_tensor(
-        crow, col, value, size=(rows, cols), check_invariants=False
+        crow - first,
+        x.col_indices()[first:last],
+        x.values()[first:last],
+        size=(end - begin, x.size(1)),
+        check_invariants=False,
     )
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    # Rows of unit length, dense or COO; zero rows stay zero.
+    if not x.is_floating_point() or x.dtype in {torch.half, torch.bfloat16}:
+        x = x.to(torch.float)
+    if not is_torch_sparse_tensor(x):
+        _check_finite(x)
+        if x.numel() > 0:
+            x = x / _scale(x.abs().amax(dim=1, keepdim=True))
+        return torch.nn.functional.normalize(x, dim=1)
+
+    x = x.to_sparse_coo().coalesce()
+    index, value = x.indices(), x.values()
+    _check_finite(value)
+    zeros = value.new_zeros(x.size(0))
+    row = index[0]
+    value = value / _scale(zeros.scatter_reduce(0, row, value.abs(), 'amax'))[row]
+    norm = zeros.index_add(0, row, value * value).sqrt()
+    value = value / norm.clamp(min=1e-12)[row]
+    return torch.sparse_coo_tensor(
+        index, value, x.size(), check_invariants=False, is_coalesced=True
+    )
+
+
+def _scale(largest: Tensor) -> Tensor:
+    # Squares of entries may overflow or vanish if rows are not scaled before. A power
+    # of two rounds nothing: the first one below the largest entry.
+    return torch.ldexp(torch.ones_like(largest), largest.frexp().exponent - 1)
 
 
 def _check_finite(value: Tensor) -> None:

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import cumsum
 
-# Sizes may coincide: these are never edge attributes, however many edges there are.
+# PyG tells attributes of edges by their size. Sizes may coincide, or be wrong: these
+# always are such attributes, or never.
+_EDGE_ATTRS = {'edge_attr', 'edge_type', 'edge_weight'}
 _NEVER_EDGE_ATTRS = {'x', 'y', 'pos', 'batch', 'ptr', 'edge_index'}
 
 
@@ -29,18 +31,21 @@ def check_data(data: Any, *keys: str) -> None:
 
 def edge_attrs(data: Data) -> dict[str, Tensor]:
     """Returns the attributes of the edges of :obj:`data`."""
-    if data.get('edge_index') is None:
-        return {}
     return {
-        key: data[key]
-        for key in data.keys()
-        if key not in _NEVER_EDGE_ATTRS
-        and not key.startswith('edge_index_')
-        and 'edge_label' not in key  # of pairs to predict, not of the edges
-        and not key.endswith('_index')
-        and isinstance(data[key], Tensor)
-        and data.is_edge_attr(key)
+        key: value
+        for key, value in data.to_dict().items()
+        if isinstance(value, Tensor) and _is_edge_attr(data, key)
     }
+
+
+def _is_edge_attr(data: Data, key: str) -> bool:
+    if key in _EDGE_ATTRS:
+        return True
+    if key in _NEVER_EDGE_ATTRS or key.startswith('edge_index_'):
+        return False
+    if 'edge_label' in key or key.endswith('_index'):  # Of pairs to predict.
+        return False
+    return data.get('edge_index') is not None and data.is_edge_attr(key)
 
 
 def set_edges(data: Data, edge_index: Tensor, **attrs: Tensor) -> Data:

@@ -7,6 +7,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import to_undirected
 
+from torch_geometric_idgl.checks import check_at_least
 from torch_geometric_idgl.ops.knn import knn_graph
 
 from ._edges import check_data, set_edges
@@ -24,6 +25,10 @@ class CosineKNNGraph(BaseTransform):
     a node to its neighbours, as in the initial graph of the paper; see
     :meth:`torch_geometric_idgl.ops.knn_graph`.
 
+    .. code-block:: python
+
+        data = CosineKNNGraph(k=20)(load('wine'))
+
     Args:
         k (int, optional): The number of neighbours, the node itself included if
             :obj:`include_self` is set. (default: :obj:`20`)
@@ -39,8 +44,7 @@ class CosineKNNGraph(BaseTransform):
         include_self: bool = True,
         force_undirected: bool = False,
     ) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(f"Expected 'k' to be a positive int (got {k!r})")
+        check_at_least('k', k, 1, integer=True)
         self.k = k
         self.include_self = include_self
         self.force_undirected = force_undirected

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
 
 import torch
 from torch import Tensor
@@ -28,7 +27,12 @@ class LearnGraph(BaseTransform):
     (functional name: :obj:`idgl_learn_graph`). The model is run in evaluation mode
     without gradients, and the graph of its last iteration is written as
     :obj:`edge_index` and :obj:`edge_weight`, such that any GNN can use it. Other
-    attributes of the former edges are removed.
+    attributes of the former edges are removed. The model itself stays as it is.
+
+    .. code-block:: python
+
+        data = LearnGraph(model, top_k=20)(data)
+        out = gnn(data.x, data.edge_index, data.edge_weight)
 
     Args:
         model (IDGL): The trained :class:`~torch_geometric_idgl.nn.IDGL` or
@@ -78,8 +82,7 @@ class LearnGraph(BaseTransform):
     def forward(self, data: Data) -> Data:
         """Returns :obj:`data` with its edges replaced."""
         check_data(data, 'x')
-        with _evaluating(self.model):
-            _, trace = self.model(data, return_trace=True)
+        _, trace = _for_evaluation(self.model)(data, return_trace=True)
         edge_index, weight = self._graph(trace).to_edges(
             max_edges=self.max_edges, min_weight=self.min_weight
         )
@@ -111,16 +114,11 @@ def _incoming_rank(target: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     return rank
 
 
-@contextmanager
-def _evaluating(model: IDGL) -> Iterator[None]:
-    # Not `model.train(mode)` afterwards: modules may have been in different modes. What
-    # a model has cached is the graph it was trained on, perhaps not this one.
-    modes = [(module, module.training) for module in model.modules()]
-    cached, model.cached = model.cached, False
-    model.eval()
-    try:
-        yield
-    finally:
-        model.cached = cached
-        for module, mode in modes:
-            module.training = mode
+def _for_evaluation(model: IDGL) -> IDGL:
+    # A copy that shares all parameters and buffers: the model itself, which may be in
+    # use elsewhere, stays in its mode. Nor is what it has cached of use here, as that
+    # is the graph it was trained on, perhaps not this one.
+    tensors = [*model.parameters(), *model.buffers()]
+    model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    model.cached = False
+    return model.eval()

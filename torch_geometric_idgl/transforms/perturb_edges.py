@@ -14,7 +14,7 @@ from torch_geometric_idgl.checks import (
     check_nodes,
     check_unit_interval,
 )
-from torch_geometric_idgl.ops.knn import graph_bounds
+from torch_geometric_idgl.ops.knn import graph_sizes
 
 from ._edges import check_data, edge_attrs, set_edges
 
@@ -66,6 +66,7 @@ class PerturbEdges(BaseTransform):
         """Returns :obj:`data` with its edges perturbed."""
         check_data(data, 'edge_index')
         attrs = edge_attrs(data)
+        _check_edges(data.edge_index, attrs)
         unknown = sorted(set(attrs) - {'edge_weight'})
         if self.add > 0 and unknown:
             raise ValueError(
@@ -131,12 +132,29 @@ class PerturbEdges(BaseTransform):
         return f'{self.__class__.__name__}(delete={self.delete}, add={self.add})'
 
 
+def _check_edges(edge_index: Tensor, attrs: dict[str, Tensor]) -> None:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(
+            f"Expected 'edge_index' to be of shape [2, num_edges] (got "
+            f'{list(edge_index.size())})'
+        )
+    if edge_index.dtype != torch.long:
+        raise TypeError(
+            f"Expected 'edge_index' to be of type torch.long (got {edge_index.dtype})"
+        )
+    for key, value in attrs.items():
+        if value.dim() == 0 or value.size(0) != edge_index.size(1):
+            raise ValueError(
+                f"Expected '{key}' to have an entry for each of the "
+                f'{edge_index.size(1)} edges (got shape {list(value.size())})'
+            )
+
+
 def _pair_offsets(data: Data) -> Tensor:
     # Number the pairs i < j of nodes of the same graph row by row, and say at which
     # number row i begins: pair (i, j) has the number `offset[i] + j - i - 1`.
-    batch = None if data.batch is None else data.batch.cpu()
-    bounds = torch.tensor(graph_bounds(batch, data.num_nodes))
-    end = bounds[1:].repeat_interleave(bounds.diff())
+    sizes = graph_sizes(data.batch, data.num_nodes).cpu()
+    end = sizes.cumsum(0).repeat_interleave(sizes)
     return cumsum(end - 1 - torch.arange(data.num_nodes))
 
 
