@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -456,9 +456,14 @@ class Backbone(Module):
         graphs = {id(graph): graph for draft in started for _, graph in draft.shared}
         products = {key: graph.matmul(together) for key, graph in graphs.items()}
         outs, start = [], 0
-        for projected, message, own, shared in started:
-            stop = start + message.size(1)
+        for shared, group in groupby(started, key=lambda draft: draft.shared):
+            alike = list(group)
+            widths = [draft.message.size(1) for draft in alike]
+            stop = start + sum(widths)
             parts = [(w, products[id(graph)][:, start:stop]) for w, graph in shared]
-            outs.append(self.convs[-1].finish(weighted_sum(parts + own), projected))  # type: ignore
+            totals = weighted_sum(parts).split(widths, dim=1)
+            for draft, total in zip(alike, totals, strict=True):
+                total = weighted_sum([(1.0, total), *draft.own])
+                outs.append(self.convs[-1].finish(total, draft.projected))  # type: ignore
             start = stop
         return outs
