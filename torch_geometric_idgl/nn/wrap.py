@@ -27,6 +27,7 @@ from torch_geometric.nn import (
     GraphConv,
     MessagePassing,
     SAGEConv,
+    Sequential,
     SGConv,
     TAGConv,
 )
@@ -604,12 +605,16 @@ def _export_edges(
 
 def _roles(module: Module) -> dict[str, str]:
     """What each argument of a module's forward is to be given."""
-    parameters = {
-        name: parameter.default is parameter.empty  # whether it is required
-        for name, parameter in inspect.signature(module.forward).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
-    names, required = list(parameters), [name for name, r in parameters.items() if r]
+    if isinstance(module, Sequential):  # Its forward may take anything.
+        names = required = list(module.signature.param_dict)
+    else:
+        parameters = [
+            parameter
+            for parameter in inspect.signature(module.forward).parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        names = [p.name for p in parameters]
+        required = [p.name for p in parameters if p.default is p.empty]
     graph = next((name for name in names if name in _GRAPH_NAMES), None)
     if graph is None and len(required) == 1:
         return {required[0]: 'data'}
