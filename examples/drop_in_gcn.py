@@ -4,8 +4,8 @@
     python examples/drop_in_gcn.py --dataset CiteSeer
 
 All but the lines marked `IDGL` is the script one would write for the GCN alone. Those
-in `train` are optional: the model returns logits as the GCN does, and trains on any loss
-of them; the trace gives the joint loss of Algorithm 1, graph regularisers included.
+in `train` are optional: the model returns logits as the GCN does, and trains on any
+loss of them; the trace gives the joint loss of Algorithm 1, with graph regularisers.
 """
 
 import argparse
