@@ -34,12 +34,19 @@ from tests.nn.common import (
     make_model,
 )
 from torch_geometric_idgl import IDGL, IDGLAnch, to_idgl
+from torch_geometric_idgl.nn.convert import SparseInput
+from torch_geometric_idgl.ops.sparse import SparseMatrix
 from torch_geometric_idgl.training import fit
 
 N = 10
 OPTIONS = {'tol': None, 'max_iters': 2, 'connectivity': 0.1, 'sparsity': 0.1}
 KINDS = [{}, {'num_anchors': 4, 'anchor_sampling': 'fixed'}]
 IDS = ['IDGL', 'IDGLAnch']
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
 
 
 class Net(Module):
@@ -602,10 +609,85 @@ def test_reset_parameters():
     assert not any(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 
 
-def test_sparse_features_and_no_graph():
-    x, _ = make_graph(N)
-    model = wrap(Net(), k=3).eval()
-    assert_close(model(x.to_sparse_csr()), model(x))
+class First(Net):
+    """Something else before the first convolution."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def forward(self, x, edge_index):
+        return super().forward(self.step(x), edge_index)
+
+
+def changed(x):
+    x = F.dropout(x, 0.0) + 0.0
+    x.add_(1.0)
+    return x
+
+
+STEPS = {
+    'nothing': lambda x: x,
+    'dropout': lambda x: F.dropout(x, 0.5, training=False),
+    'shape': lambda x: x.reshape(x.shape).to(x.device, x.dtype)[:, : x.size(1)],
+    'product': lambda x: x @ torch.eye(6, dtype=x.dtype),
+    'batch_norm': BatchNorm1d(6, affine=False),
+    'sum': lambda x: 1.0 - x * x.sum(1, keepdim=True).clamp(min=0.1),
+    'cat': lambda x: torch.cat([x, x], dim=1)[:, 3:9],
+    'changed': changed,
+}
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=IDS)
+@pytest.mark.parametrize('step', STEPS)
+def test_sparse_features(step, kind):
+    """Are dense to all modules, whatever they do with them."""
+    x, edge_index = make_graph(N, dtype=torch.float64)
+    model = wrap(First(STEPS[step]), **kind).double()
+    expected = loss_and_gradients(model, x, edge_index)
+    assert_same(
+        loss_and_gradients(model, x.to_sparse_csr(), edge_index), expected, 1e-9
+    )
+
+
+def test_dropout_of_sparse_features():
+    """Entries are kept or not by themselves, zeros stay, and the mean is the same."""
+    torch.manual_seed(0)
+    dense = (torch.rand(300, 40) < 0.5).float()
+    x = SparseInput.of(SparseMatrix.from_dense(dense))
+    assert F.dropout(x, 0.25, training=False) is x and Dropout(0.25).eval()(x) is x
+    dropped = Dropout(0.25)(x)
+    assert isinstance(dropped, SparseInput) and dropped.shape == (300, 40)
+    assert not torch.equal(dropped.dense, F.dropout(x, 0.25).dense)
+    assert set((dropped.dense * 3).unique().tolist()) == {0.0, 4.0}
+    assert not bool(dropped.dense[dense == 0].any())
+    kept = (dropped.dense > 0)[dense == 1].float()
+    assert abs(float(kept.mean()) - 0.75) < 0.03
+    # A dropped matrix is one's own to change.
+    weight = torch.rand(2, 40)
+    expected = F.linear(2 * dropped.dense, weight)
+    assert_close(F.linear(dropped, weight), expected / 2)
+    dropped.mul_(2)
+    assert_close(F.linear(dropped, weight), expected)
+
+
+def test_sparse_features_stay_sparse():
+    """Where a module begins with dropout and a convolution."""
+
+    class Watching(Net):
+        def forward(self, x, edge_index):
+            made.append(x)
+            x = F.dropout(x, 0.5, self.training)
+            made.append(x)
+            return super().forward(x, edge_index)
+
+    made = []
+    model = to_idgl(Watching(GCNConv(6, 4), GCNConv(4, 3)), 6, max_iters=1)
+    made.clear()
+    x, edge_index = make_graph(N)
+    loss_and_gradients(model, x.to_sparse_csr(), edge_index)
+    assert len(made) == 4 and all(isinstance(x, SparseInput) for x in made)
+    assert not any(x.is_made for x in made)
 
 
 class PerGraph(Net):
@@ -627,9 +709,10 @@ def test_batch_is_its_graphs_one_by_one(make, kind):
     for seed, n in enumerate((7, 4, 9)):
         x, edge_index = make_graph(n, seed=seed, dtype=torch.float64, negative=True)
         graphs.append(Data(x=x, edge_index=edge_index))
-    options = {'tol': 2e-2, 'max_iters': 6, 'initial_weight': 0.3, 'update_weight': 0.8}
+    options = {'tol': 1e-3, 'max_iters': 6, 'initial_weight': 0.3, 'update_weight': 0.8}
     if kind:  # all nodes: those that are drawn would depend on the batch
         kind = {'num_anchors': 9, 'anchor_sampling': 'fixed'}
+    torch.manual_seed(0)
     model = wrap(make(), **{**options, **kind}).double()
     out, trace = model(Batch.from_data_list(graphs), return_trace=True)
     single = [model(data, return_trace=True) for data in graphs]
@@ -644,14 +727,15 @@ def test_anchors_by_ratio():
 
 
 @pytest.mark.parametrize('kind', KINDS, ids=IDS)
-def test_fit(kind):
+def test_fit(kind, tmp_path):
     x, edge_index = make_graph(30)
     data = Data(x=x, edge_index=edge_index, y=labels(30))
     part = torch.arange(30) // 3 % 3
     data.train_mask, data.val_mask, data.test_mask = part == 0, part == 1, part == 2
     model = wrap(Net(dropout=0.2), **kind)
     before = {k: v.clone() for k, v in model.state_dict().items() if 'seed' not in k}
-    record = fit(model, data, max_epochs=3, progress=False)
+    saved = {'progress': False, 'checkpoint': tmp_path / 'run.pt'}
+    record = fit(model, data, max_epochs=3, **saved)
     assert 0 <= record.test_score <= 1
     assert not any(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 

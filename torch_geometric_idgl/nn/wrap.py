@@ -1,9 +1,4 @@
-r"""IDGL around a GNN of one's own: its graph convolutions run on learned graphs.
-
-A learned graph is an operator without a list of edges. The module gets an object in
-place of :obj:`edge_index` that only graph convolutions can do something with: those
-listed in :obj:`_ON_OPERATORS` multiply with the operator, others get exported edges.
-"""
+r"""IDGL around a GNN of one's own."""
 
 from __future__ import annotations
 
@@ -11,34 +6,22 @@ import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    APPNP,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    MessagePassing,
-    SAGEConv,
-    Sequential,
-    SGConv,
-    TAGConv,
-)
-from torch_geometric.nn.dense import Linear
+from torch_geometric.nn import Sequential
 from torch_geometric.nn.inits import reset
 
 from ..checks import check_at_least, floating_dtype
 from ..graphs import DenseGraph, GraphOperator
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from .backbone import Backbone, edge_refusal
+from ..ops.sparse import SparseMatrix
+from .backbone import Backbone
+from .convert import LearnedEdges, SparseInput, convert, first_of, version_of
 from .idgl import IDGL, IDGLAnch
 
 __all__ = ['WrappedGNN', 'to_idgl']
@@ -194,7 +177,7 @@ class WrappedGNN(Backbone):
         self.module = copy.deepcopy(module)
         self.training = module.training
         self.nonnegative = None  # Whatever comes before Z: it is measured.
-        convs = _convert(self.module)
+        convs = convert(self.module)
         self.roles = _roles(self.module)
         parts = dict(self.module.named_modules(remove_duplicate=False))
         if embedding is not None and (not embedding or embedding not in parts):
@@ -242,10 +225,11 @@ class WrappedGNN(Backbone):
         return self.widths
 
     def project(self, x: Features) -> tuple[Tensor, None]:
-        return x.to_dense(), None
+        value = x.value
+        return SparseInput.of(value) if isinstance(value, SparseMatrix) else value, None
 
     def embed(
-        self, projected: Tensor, graph: GraphOperator, nodes: Nodes, dropout: float
+        self, projected: Tensor, graph: GraphOperator, nodes: Nodes, p: float
     ) -> tuple[Tensor, Tensor]:
         found = []
         part = self.module.get_submodule(self.embedding)
@@ -253,7 +237,7 @@ class WrappedGNN(Backbone):
             handle = part.register_forward_hook(lambda _, args, out: found.append(out))
         else:
             handle = part.register_forward_pre_hook(
-                lambda _, args, kwargs: found.append(_first(args, kwargs)),
+                lambda _, args, kwargs: found.append(first_of(args, kwargs)),
                 with_kwargs=True,
             )
         with handle:
@@ -268,7 +252,9 @@ class WrappedGNN(Backbone):
     def predict(self, last: Tensor, graph: GraphOperator) -> Tensor:
         return last
 
-    def draft(self, last: Tensor, graph: GraphOperator, mixed: Any) -> Tensor:
+    def draft(
+        self, last: Tensor, mixed: GraphOperator, own: GraphOperator | None = None
+    ) -> Tensor:
         return last
 
     def _run(self, x: Tensor, edges: LearnedEdges, nodes: Nodes) -> Tensor:
@@ -283,10 +269,9 @@ class WrappedGNN(Backbone):
             values['data'] = Data(
                 x=x, edge_index=edges, edge_weight=None, batch=nodes.batch
             )
-        # A forward pass must leave the features to the next one.
-        version = None if x.is_inference() else x._version
+        version = version_of(x)
         out = self.module(**{name: values[role] for name, role in self.roles.items()})
-        if version is not None and x._version != version:
+        if version_of(x) != version:
             raise RuntimeError(
                 "Expected the module to leave its input 'x' as it is, because every "
                 'iteration starts from it (got one changed in place)'
@@ -329,280 +314,6 @@ class WrappedGNN(Backbone):
         return edges, out, inputs, outputs
 
 
-class LearnedEdges:
-    r"""What a module gets in place of :obj:`edge_index`: nothing but graph convolutions
-    can use it.
-
-    Args:
-        graph (GraphOperator): The graph.
-    """
-
-    def __init__(self, graph: GraphOperator) -> None:
-        self.graph = graph
-        self.entered: list[Module] = []  # the convolutions, in their order
-        self.widths: list[int] = []  # the numbers of columns of products
-
-    def matmul(self, x: Tensor) -> Tensor:
-        r""":math:`\widetilde{\mathbf{A}} \mathbf{X}`."""
-        self.widths.append(x.size(1))
-        return self.graph.matmul(x)
-
-    @cached_property
-    def exported(self) -> tuple[Tensor, Tensor]:
-        """Edges and their weights, once for all convolutions that need them."""
-        return self.graph.to_edges()
-
-    def enter(self, conv: Module, x: Any, weight: Any = None, size: Any = None) -> None:
-        """Raises unless a convolution gets what it can take."""
-        name = type(conv).__name__
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                f"Expected '{name}' to get one matrix of node features, because the "
-                f"same nodes send and receive (got '{type(x).__name__}')"
-            )
-        if x.size(0) != self.graph.num_nodes:
-            raise ValueError(
-                f"Expected '{name}' to get a row of features for each of "
-                f'{self.graph.num_nodes} nodes (got shape {list(x.shape)})'
-            )
-        if weight is not None or size is not None:
-            raise ValueError(
-                f"Expected '{name}' to get no 'edge_weight' and no 'size' besides the "
-                f'learned graph (got one)'
-            )
-        self.entered.append(conv)
-
-    def influences(self, value: Tensor) -> bool:
-        """Whether a value depends on the entries of a dense graph."""
-        if not value.requires_grad:
-            return False
-        entries = self.graph.value  # type: ignore[attr-defined]
-        return (
-            torch.autograd.grad(
-                value.sum(), entries, retain_graph=True, allow_unused=True
-            )[0]
-            is not None
-        )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(_misuse(f"of '.{name}'"))
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(_misuse('of an index'))
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(_misuse('as a sequence'))
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
-        raise TypeError(_misuse(f"in '{getattr(func, '__name__', func)}'"))
-
-
-def _misuse(how: str) -> str:
-    return (
-        f"Expected the module to give 'edge_index' to graph convolutions only, because "
-        f'a learned graph has no list of edges (got a use {how})'
-    )
-
-
-# Convolutions on operators --------------------------------------------------------
-
-
-class _OnOperator:
-    """A convolution whose products are with a graph operator. Instances are made of
-    those of PyG by changing their class: names, weights and attributes stay.
-    """
-
-    def forward(
-        self, x: Tensor, edge_index: Any, edge_weight: Any = None, size: Any = None
-    ) -> Tensor:
-        if not isinstance(edge_index, LearnedEdges):
-            raise TypeError(
-                f"Expected '{type(self).__name__}' to get the 'edge_index' that the "
-                f"module was called with (got '{type(edge_index).__name__}')"
-            )
-        edge_index.enter(self, x, edge_weight, size)  # type: ignore[arg-type]
-        return self._on(edge_index, x)
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class OperatorGCNConv(_OnOperator, GCNConv):
-    """:class:`~torch_geometric.nn.GCNConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        out = _mapped(self.lin, graph, x)
-        return out if self.bias is None else out + self.bias
-
-
-class OperatorSAGEConv(_OnOperator, SAGEConv):
-    """:class:`~torch_geometric.nn.SAGEConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        out = _mapped(self.lin_l, graph, self.lin(x).relu() if self.project else x)
-        if self.root_weight:
-            out = out + self.lin_r(x)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
-
-
-class OperatorGraphConv(_OnOperator, GraphConv):
-    """:class:`~torch_geometric.nn.GraphConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        return _mapped(self.lin_rel, graph, x) + self.lin_root(x)
-
-
-class OperatorGINConv(_OnOperator, GINConv):
-    """:class:`~torch_geometric.nn.GINConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        parts = [*self.nn] if type(self.nn) is torch.nn.Sequential else []
-        if not parts or not _narrows(parts[0]):
-            return self.nn(graph.matmul(x) + (1.0 + self.eps) * x)
-        out = F.linear(x, parts[0].weight)
-        out = graph.matmul(out) + (1.0 + self.eps) * out
-        out = out if parts[0].bias is None else out + parts[0].bias
-        for part in parts[1:]:
-            out = part(out)
-        return out
-
-
-class OperatorTAGConv(_OnOperator, TAGConv):
-    """:class:`~torch_geometric.nn.TAGConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        if all(map(_narrows, self.lins)):  # Horner's scheme: products are narrow.
-            out = self.lins[-1](x)
-            for lin in reversed(self.lins[:-1]):
-                out = graph.matmul(out) + lin(x)
-        else:
-            out = self.lins[0](x)
-            for lin in self.lins[1:]:
-                x = graph.matmul(x)
-                out = out + lin(x)
-        return out if self.bias is None else out + self.bias
-
-
-class OperatorSGConv(_OnOperator, SGConv):
-    """:class:`~torch_geometric.nn.SGConv` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        return _mapped(self.lin, graph, x, times=self.K)
-
-
-class OperatorAPPNP(_OnOperator, APPNP):
-    """:class:`~torch_geometric.nn.APPNP` on an operator."""
-
-    def _on(self, graph: LearnedEdges, x: Tensor) -> Tensor:
-        out = x
-        for _ in range(self.K):
-            out = (1.0 - self.alpha) * graph.matmul(out) + self.alpha * x
-        return out
-
-
-_ON_OPERATORS: dict[type, type] = {
-    GCNConv: OperatorGCNConv,
-    SAGEConv: OperatorSAGEConv,
-    GraphConv: OperatorGraphConv,
-    GINConv: OperatorGINConv,
-    TAGConv: OperatorTAGConv,
-    SGConv: OperatorSGConv,
-    APPNP: OperatorAPPNP,
-}
-
-
-def _narrows(lin: Any) -> bool:
-    """Whether a linear map is known to be cheaper before products than after them."""
-    if type(lin) not in (torch.nn.Linear, Linear) or is_lazy(lin.weight):
-        return False
-    watched = lin._forward_pre_hooks or lin._forward_hooks
-    return not watched and lin.weight.size(0) < lin.weight.size(1)
-
-
-def _mapped(lin: Any, graph: LearnedEdges, x: Tensor, times: int = 1) -> Tensor:
-    """Products with the graph and a linear map, in the order that is cheaper."""
-    first = _narrows(lin)
-    x = F.linear(x, lin.weight) if first else x
-    for _ in range(times):
-        x = graph.matmul(x)
-    if not first:
-        return lin(x)
-    return x if lin.bias is None else x + lin.bias
-
-
-def _refusal(conv: Module) -> str | None:
-    """Why a convolution cannot run on a learned graph, if it cannot."""
-    if type(conv) not in _ON_OPERATORS:
-        return edge_refusal(conv)
-    if conv.aggr not in ('add', 'sum', 'mean'):
-        return f'whose aggr={conv.aggr!r} is no weighted sum'
-    if conv.flow != 'source_to_target':
-        return f'whose flow={conv.flow!r} is against the direction of learned edges'
-    if isinstance(conv, APPNP) and conv.dropout > 0:
-        return "which drops out edges; use 'graph_dropout' instead"
-    return None
-
-
-def _convert(module: Module) -> list[str]:
-    """Makes all graph convolutions of a module run on :class:`LearnedEdges`, and gives
-    their names.
-    """
-    convs: dict[str, Module] = {}
-    for name, part in module.named_modules():
-        inner = any(name.startswith(f'{outer}.' if outer else '') for outer in convs)
-        if isinstance(part, MessagePassing) and not inner:
-            convs[name] = part
-    if not convs:
-        raise ValueError(
-            f"Expected 'module' to have graph convolutions, which are PyG "
-            f"'MessagePassing' layers (got none in {module})"
-        )
-    refused = [
-        f"{type(conv).__name__} at '{name}', {reason}"
-        for name, conv in convs.items()
-        if (reason := _refusal(conv))
-    ]
-    if refused:
-        raise ValueError(
-            f"Expected graph convolutions that take 'edge_weight', and can take it as "
-            f'it is (got {"; ".join(refused)})'
-        )
-    for conv in convs.values():
-        for key in vars(conv):
-            if key.startswith('_cached'):  # of another graph
-                setattr(conv, key, None)
-        if type(conv) in _ON_OPERATORS:
-            conv.__class__ = _ON_OPERATORS[type(conv)]
-            continue
-        if getattr(conv, 'normalize', False) is True:
-            conv.normalize = False  # type: ignore[assignment]
-        conv.register_forward_pre_hook(_export_edges, with_kwargs=True)
-    return list(convs)
-
-
-def _export_edges(
-    conv: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives a convolution edges and weights in place of the learned graph."""
-    bound = inspect.signature(conv.forward).bind_partial(*args, **kwargs)
-    given = bound.arguments
-    for name, edges in given.items():
-        if isinstance(edges, LearnedEdges):
-            edges.enter(conv, _first(args, kwargs), given.get('edge_weight'))
-            given[name], given['edge_weight'] = edges.exported
-            return bound.args, bound.kwargs
-    raise TypeError(
-        f"Expected '{type(conv).__name__}' to get the 'edge_index' that the module was "
-        f'called with (got {", ".join(given)})'
-    )
-
-
-# Modules --------------------------------------------------------------------------
-
-
 def _roles(module: Module) -> dict[str, str]:
     """What each argument of a module's forward is to be given."""
     if isinstance(module, Sequential):  # Its forward may take anything.
@@ -639,11 +350,6 @@ def _roles(module: Module) -> dict[str, str]:
     return roles
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a module is called with first, or as `x`."""
-    return kwargs.get('x', next(iter(kwargs.values()), None)) if not args else args[0]
-
-
 def _device(module: Module) -> torch.device:
     tensors = (*module.parameters(), *module.buffers())
     return next((tensor.device for tensor in tensors), torch.device('cpu'))
@@ -664,7 +370,7 @@ def _watching(
         part = module.get_submodule(name)
         return (
             part.register_forward_pre_hook(
-                lambda _, args, kwargs: inputs.update({name: _first(args, kwargs)}),
+                lambda _, args, kwargs: inputs.update({name: first_of(args, kwargs)}),
                 with_kwargs=True,
             ),
             part.register_forward_hook(
