@@ -224,7 +224,7 @@ def edge_refusal(conv: Module) -> str | None:
         return "whose 'forward' takes no 'edge_weight'"
     names = {cls.__name__ for cls in type(conv).__mro__}
     if names.intersection(_ALWAYS_NORMALIZE):
-        return 'which always normalises the graph, as the mixed one is already'
+        return 'which always normalises the graph itself'
     return None
 
 
@@ -235,8 +235,8 @@ class EdgeLayer(OperatorConv):
         super().__init__()
         if reason := edge_refusal(conv):
             raise ValueError(
-                f"Expected a convolution that takes 'edge_weight', and can take it as "
-                f'it is (got {conv}, {reason})'
+                f"Expected a convolution that takes a normalised graph by 'edge_weight' "
+                f'(got {conv}, {reason})'
             )
         if getattr(conv, 'normalize', False) is True:
             conv.normalize = False  # type: ignore[assignment]

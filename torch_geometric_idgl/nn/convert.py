@@ -357,8 +357,8 @@ def convert(module: Module) -> list[str]:
     ]
     if refused:
         raise ValueError(
-            f"Expected graph convolutions that take 'edge_weight', and can take it as "
-            f'it is (got {"; ".join(refused)})'
+            f'Expected graph convolutions that take a normalised graph by '
+            f"'edge_weight' (got {'; '.join(refused)})"
         )
     for conv in convs.values():
         for key in vars(conv):
