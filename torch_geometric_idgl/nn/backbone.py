@@ -236,8 +236,8 @@ class EdgeLayer(OperatorConv):
         super().__init__()
         if reason := edge_refusal(conv):
             raise ValueError(
-                f"Expected a convolution that takes a normalised graph by 'edge_weight' "
-                f'(got {conv}, {reason})'
+                f'Expected a convolution that takes a normalised graph by '
+                f"'edge_weight' (got {conv}, {reason})"
             )
         if getattr(conv, 'normalize', False) is True:
             conv.normalize = False  # type: ignore[assignment]

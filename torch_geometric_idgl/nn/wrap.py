@@ -220,9 +220,8 @@ class WrappedGNN(Backbone):
     def reset_parameters(self) -> None:
         reset(self.module)
 
-    @property
-    def later_channels(self) -> tuple[int, ...]:
-        return self.widths
+    def later_channels(self, num_graphs: int = 1) -> tuple[int, ...]:
+        return self.widths * num_graphs
 
     def project(self, x: Features) -> tuple[Tensor, None]:
         value = x.value
