@@ -208,25 +208,36 @@ class APPNPLayer(OperatorConv):
         return out
 
 
+# What normalises in any case, and so would normalise the mixed graph once more.
+_ALWAYS_NORMALIZE = (
+    'SGConv',
+    'SSGConv',
+    'ARMAConv',
+    'ChebConv',
+    'MixHopConv',
+    'WLConvContinuous',
+)
+
+
+def edge_refusal(conv: Module) -> str | None:
+    """Why a convolution cannot run on weighted, normalised edges, if it cannot."""
+    if 'edge_weight' not in inspect.signature(conv.forward).parameters:
+        return "whose 'forward' takes no 'edge_weight'"
+    names = {cls.__name__ for cls in type(conv).__mro__}
+    if names.intersection(_ALWAYS_NORMALIZE):
+        return 'which always normalises the graph itself'
+    return None
+
+
 class EdgeLayer(OperatorConv):
     """Any PyG convolution with edge weights, on the exported edges of the graph."""
 
-    # What normalises in any case, and so would normalise the mixed graph once more.
-    _ALWAYS_NORMALIZE = ('SGConv', 'SSGConv', 'ARMAConv', 'ChebConv')
-
     def __init__(self, conv: Module) -> None:
         super().__init__()
-        if 'edge_weight' not in inspect.signature(conv.forward).parameters:
+        if reason := edge_refusal(conv):
             raise ValueError(
-                f"Expected a convolution whose 'forward' takes 'edge_weight' "
-                f'(got {conv})'
-            )
-        names = {cls.__name__ for cls in type(conv).__mro__}
-        if names.intersection(self._ALWAYS_NORMALIZE):
-            raise ValueError(
-                f'Expected a convolution that can take the graph as it is, because the '
-                f'mixed graph is normalised already (got {conv}, which always '
-                f'normalises)'
+                f'Expected a convolution that takes a normalised graph by '
+                f"'edge_weight' (got {conv}, {reason})"
             )
         if getattr(conv, 'normalize', False) is True:
             conv.normalize = False  # type: ignore[assignment]
@@ -356,9 +367,9 @@ class Backbone(Module):
             self.lin = Linear(self.embedding_channels, self.out_channels)
         elif num_layers == 1:
             self.embedding_channels = self.out_channels
-        # Whether embeddings are known to have no negative entry.
+        # Whether embeddings are known to have no negative entry; with `None`, measured.
         normed_last = act_first and self.has_norm and num_norms > 0
-        self.nonnegative = (
+        self.nonnegative: bool | None = (
             isinstance(self.act, _NONNEGATIVE) and not normed_last and jk != 'lstm'
         )
 
