@@ -150,8 +150,9 @@ class GraphLearner(Module):
             backend = backend or self.backend
             if backend == 'auto':
                 backend = self.choose_backend(x, nodes, anchors, nonnegative)
-            if backend == 'low_rank':
+            elif backend == 'low_rank':
                 self._check_low_rank(nonnegative)
+            if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
             scores = self.scores(x, nodes, anchors)
             if backend == 'sparse':
