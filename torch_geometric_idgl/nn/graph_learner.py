@@ -157,7 +157,8 @@ class GraphLearner(Module):
             scores = self.scores(x, nodes, anchors)
             if backend == 'sparse':
                 return SparseGraph.from_scores(scores)
-            if backend == 'dense' and nodes.num_graphs > 1:
+            small = nodes.num_rows * scores.cols.num_rows <= _SMALL**2
+            if backend == 'dense' and (small or nodes.num_graphs > 1):
                 value = scores.dense()
                 return DenseGraph(value, nodes, scores.cols, scores.symmetric)
             return TiledGraph(scores, keep=backend == 'dense')
