@@ -113,8 +113,8 @@ def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
     bound = min(_LARGEST, torch.finfo(dtype).max)
     if largest > bound:
         raise ValueError(
-            f"Expected 'x' to hold numbers of at most {bound:.0e}, whose squares can be "
-            f'summed (got {largest:.1e}); scale the features'
+            f"Expected 'x' to hold numbers of at most {bound:.0e}, whose squares can "
+            f'be summed (got {largest:.1e}); scale the features'
         )
     return x
 

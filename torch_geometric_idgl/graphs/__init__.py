@@ -1,5 +1,6 @@
 """A learned graph is a linear operator. Internal: models hand operators out in their
-:class:`~torch_geometric_idgl.Trace`, but the classes may change from version to version.
+:class:`~torch_geometric_idgl.Trace`, but the classes may change from version to
+version.
 """
 
 from .anchor import AnchorGraph

@@ -3,6 +3,7 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,10 +38,10 @@ class AnchorGraph(GraphOperator):
 
     Args:
         affinity (Affinity): :math:`\mathbf{R}`, in any form.
-        message (torch.Tensor): What the first layer multiplies the graph with (if
-            known), and a column of ones, whose product is the degrees.
-        features (Features, optional): Those of the anchors, if their smoothness is asked
-            for.
+        message (torch.Tensor, optional): What the first layer multiplies the graph with
+            (if known), and a column of ones, whose product is the degrees.
+        features (Features, optional): Those of the anchors, if their smoothness is
+            asked for.
         previous (AnchorGraph, optional): The graph before, whose distance is asked for.
         norm (bool): Whether the squared norm is asked for.
         later (Tuple[int]): The numbers of columns of products that will follow.
@@ -52,25 +53,32 @@ class AnchorGraph(GraphOperator):
         product: :math:`\mathbf{A} \mathbf{F}` with the message, or nothing.
         degree: :math:`\widehat{\mathbf{B}} \mathbf{1} = \mathbf{R}^{\top} \mathbf{1}`.
         energy: The smoothness :math:`\sum_k \Lambda_{kk} \|\mathbf{x}_k\|^2 - \langle
-            \widehat{\mathbf{B}}, \mathbf{X}_U \mathbf{X}_U^{\top} \rangle` of each graph,
-            or nothing.
+            \widehat{\mathbf{B}}, \mathbf{X}_U \mathbf{X}_U^{\top} \rangle` of each
+            graph, or nothing.
         sq_norm: :math:`\|\widehat{\mathbf{B}}\|_F^2` of each graph, or nothing.
         sq_dist: :math:`\|\mathbf{R} - \mathbf{R}'\|_F^2` of each graph, or nothing.
         own_norm: :math:`\|\mathbf{R}\|_F^2`, which it is compared with.
     """
 
+    affinity: Affinity
+    matrix: Affinity | None
+    energy: Any
+    sq_norm: Any
+    sq_dist: Any
+    own_norm: Any
     lacks_norm = False
 
     def __init__(
         self,
         affinity: Affinity,
-        message: Tensor,
+        message: Tensor | None = None,
         features: Features | None = None,
         previous: AnchorGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.rows, affinity.dtype)
+        message = self._ones() if message is None else message
         ones = message.new_ones(affinity.cols.num_rows, 1)
         found = affinity.measure(
             ones,
@@ -109,7 +117,7 @@ class AnchorGraph(GraphOperator):
         self.energy = None
         if features is not None:
             degrees = affinity.cols.sum(self.degree * features.sq_norms)
-            self.energy = degrees - inner
+            self.energy = degrees - inner  # type: ignore[operator]
 
     def to_anchors(self, x: Tensor) -> Tensor:
         r"""From nodes to anchors, :math:`\mathbf{\Lambda}^{-1} \mathbf{R}^{\top}
@@ -203,7 +211,9 @@ def _padded(affinity: Affinity) -> Tensor:
     dense, rows, cols = affinity.to_dense(), affinity.rows, affinity.cols
     place = torch.arange(cols.max_size, device=dense.device)
     column = cols.start[rows.batch].unsqueeze(1) + place
-    real = place < torch.tensor(cols.sizes, device=dense.device)[rows.batch].unsqueeze(1)
+    real = place < torch.tensor(cols.sizes, device=dense.device)[rows.batch].unsqueeze(
+        1
+    )
     return rows.pad(dense.gather(1, column.clamp(max=dense.size(1) - 1)) * real)
 
 

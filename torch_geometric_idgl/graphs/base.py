@@ -106,6 +106,10 @@ class GraphOperator(ABC):
         edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
         return edge_index, torch.cat(weights)
 
+    def _ones(self) -> Tensor:
+        """A column of ones, whose product is the degrees."""
+        return torch.ones(self.num_nodes, 1, dtype=self.dtype, device=self.rows.device)
+
     def column_blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Blocks of columns, made by products with parts of the identity."""
         total, device = self.cols.num_rows, self.cols.device
@@ -129,8 +133,8 @@ class Measures(NamedTuple):
     sq_norm: Tensor | None = None  # |A|^2 of each graph
     gram_inner: Tensor | None = None  # <A, X X^T> of each graph
     sq_dist: Tensor | None = None  # |A - A'|^2 of each graph, without gradient
-    # Whether |A'|^2 has still to be added to the distance: it is expensive, and stopping
-    # can often be decided without.
+    # Whether |A'|^2 has still to be added to the distance: it is expensive, and often
+    # stopping can be decided without.
     lacks_norm: bool = False
 
 

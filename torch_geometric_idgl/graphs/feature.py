@@ -72,7 +72,12 @@ class FeatureGraph(Affinity):
         return self._product(*self._others, *self._mine, x)
 
     def _product(
-        self, left: Features, left_scale: Tensor, right: Features, right_scale: Tensor, x
+        self,
+        left: Features,
+        left_scale: Tensor,
+        right: Features,
+        right_scale: Tensor,
+        x,
     ) -> Tensor:
         # Both factors carry w_p: it is squared and applied once, between them.
         shape = (self.heads, x.size(1))
@@ -137,7 +142,9 @@ class FeatureGraph(Affinity):
             return torch.stack(totals)
         near = self.sq_weight.t()[pairs.low % features]  # [pairs, m]
         far = self.sq_weight.t()[pairs.high % features]
-        squares = self.features.pair_matrix.matmul(weight).square() * times  # [pairs, Q]
+        squares = (
+            self.features.pair_matrix.matmul(weight).square() * times
+        )  # [pairs, Q]
         both = near[:, p] * far[:, q] + far[:, p] * near[:, q]
         total = (both * squares).sum(1)
         total = torch.where(pairs.low == pairs.high, 0.5 * total, total)
@@ -147,8 +154,8 @@ class FeatureGraph(Affinity):
         return total.new_zeros(self.rows.num_graphs).index_add(0, graph, total)
 
     def _weighted_grams(self, weight: Tensor) -> Iterator[Tensor]:
-        r"""All :math:`\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}_q) \mathbf{X}`, graph by
-        graph: :obj:`[Q, d, d]`.
+        r"""All :math:`\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}_q) \mathbf{X}`, graph
+        by graph: :obj:`[Q, d, d]`.
         """
         x = self.features.value
         for first, last in zip(self.rows.ptr[:-1], self.rows.ptr[1:], strict=True):
@@ -180,10 +187,10 @@ class FeatureGraph(Affinity):
 
     def _bounds_on_subspace(self, dimension: int) -> tuple[Tensor, Tensor]:
         r"""Let :math:`\mathbf{Q}` be an orthonormal basis of :math:`\mathbf{A}
-        \mathbf{F}`, and :math:`\mathbf{C} = \mathbf{Q}^{\top} \mathbf{A} \mathbf{Q}`. Of
-        :math:`\mathbf{A}` in a basis that goes on from :math:`\mathbf{Q}`, all is known
-        but the remaining diagonal block, and that is positive semi-definite too, so that
-        its norm is at most its trace:
+        \mathbf{F}`, and :math:`\mathbf{C} = \mathbf{Q}^{\top} \mathbf{A} \mathbf{Q}`.
+        Of :math:`\mathbf{A}` in a basis that goes on from :math:`\mathbf{Q}`, all is
+        known but the remaining diagonal block, and that is positive semi-definite too,
+        so that its norm is at most its trace:
 
         .. math::
             0 \leq \|\mathbf{A}\|_F^2 - \big(2 \|\mathbf{A} \mathbf{Q}\|_F^2 -

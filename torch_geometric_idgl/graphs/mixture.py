@@ -18,6 +18,7 @@ class Mixture(GraphOperator):
 
     def __init__(self, *terms: tuple[float, GraphOperator]) -> None:
         super().__init__(terms[0][1].rows, terms[0][1].cols, terms[0][1].dtype)
+        self.terms: list[tuple[float, GraphOperator]]
         merged: dict[int, tuple[float, GraphOperator]] = {}
         for weight, graph in terms:
             parts = graph.terms if isinstance(graph, Mixture) else [(1.0, graph)]

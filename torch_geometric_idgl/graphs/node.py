@@ -3,6 +3,7 @@ r"""A learned graph of all pairs of nodes, with what one look at it has found ou
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +17,16 @@ __all__ = ['NodeGraph']
 
 class NodeGraph(GraphOperator):
     r"""A learned graph :math:`\mathbf{A}` over which messages are passed as
-    :math:`\mathrm{f}(\mathbf{A})_{ij} = A_{ij} / \sum_j A_{ij}` (empty rows stay empty),
-    and which is regularised as it is.
+    :math:`\mathrm{f}(\mathbf{A})_{ij} = A_{ij} / \sum_j A_{ij}` (empty rows stay
+    empty), and which is regularised as it is.
 
     :class:`~torch_geometric_idgl.graphs.AnchorGraph` has the same constructor and
     attributes, so one loop serves both.
 
     Args:
         affinity (Affinity): :math:`\mathbf{A}`.
-        message (torch.Tensor): What the first layer multiplies it with (if known), and
-            a column of ones, whose product is the degrees.
+        message (torch.Tensor, optional): What the first layer multiplies it with (if
+            known), and a column of ones, whose product is the degrees.
         features (Features, optional): The features whose smoothness is asked for.
         previous (NodeGraph, optional): The graph before, whose distance is asked for.
         norm (bool): Whether the squared norm is asked for.
@@ -42,18 +43,23 @@ class NodeGraph(GraphOperator):
         lacks_norm: Whether the norm of the previous graph is still to be added to it.
     """
 
-    own_norm = None  # its change is compared with the norm of the first graph
+    affinity: Affinity
+    energy: Any
+    sq_norm: Any
+    sq_dist: Any
+    own_norm: Any = None  # its change is compared with the norm of the first graph
 
     def __init__(
         self,
         affinity: Affinity,
-        message: Tensor,
+        message: Tensor | None = None,
         features: Features | None = None,
         previous: NodeGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.cols, affinity.dtype)
+        message = self._ones() if message is None else message
         found = affinity.measure(
             message,
             None if affinity.symmetric or features is None else message[:, -1:],
@@ -78,7 +84,7 @@ class NodeGraph(GraphOperator):
             both = self.degree  # row sums, or their mean with column sums
             if not affinity.symmetric:
                 both = 0.5 * (both + found.t_product[:, 0])  # type: ignore[index]
-            self.energy = self.rows.sum(both * features.sq_norms) - found.gram_inner
+            self.energy = self.rows.sum(both * features.sq_norms) - found.gram_inner  # type: ignore
 
     def dropout(self, p: float, message: Tensor | None) -> NodeGraph:
         """The same graph with some of the sending nodes dropped, after normalising."""

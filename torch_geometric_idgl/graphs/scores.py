@@ -156,7 +156,9 @@ class Scores(ABC):
 
     def dense(self) -> Tensor:
         """All entries, padded with zeros: :obj:`[B, N, M]`."""
-        whole = [Tile(g, 0, n, 0, self.cols.sizes[g]) for g, n in enumerate(self.rows.sizes)]
+        whole = [
+            Tile(g, 0, n, 0, self.cols.sizes[g]) for g, n in enumerate(self.rows.sizes)
+        ]
         if self.top_k is not None:
             # In the strips that all forms of a graph are made of: rounding must not
             # decide differently which of equal entries are kept.

@@ -1,8 +1,8 @@
 r"""The graph that makes its entries when asked, and forgets or keeps them.
 
 Autograd would answer every product :math:`\mathbf{Y} = \mathbf{A} \mathbf{F}` with a
-gradient :math:`\mathbf{G} \mathbf{F}^{\top}` of the size of :math:`\mathbf{A}`. Here the
-gradient
+gradient :math:`\mathbf{G} \mathbf{F}^{\top}` of the size of :math:`\mathbf{A}`. Here
+the gradient
 
 .. math::
     \mathrm{d}\mathbf{A} = [\mathbf{G}_1, \mathbf{G}_2, \ldots]
@@ -10,16 +10,18 @@ gradient
 
 is formed once for all products, tile by tile, and goes straight on to the tensors that
 the entries are made of. For this, the first walk over the tiles returns *slots* beside
-its answers: zero matrices of the size of :math:`[\mathbf{G}; \mathbf{F}]`, expanded from
-one number, so that they take no memory. Each later product takes a slot as an argument,
-and returns :math:`[\mathbf{G}; \mathbf{F}]` as the gradient of it. So autograd itself
-brings the factors of all products to the backward of the walk.
+its answers: zero matrices of the size of :math:`[\mathbf{G}; \mathbf{F}]`, expanded
+from one number, so that they take no memory. Each later product takes a slot as an
+argument, and returns :math:`[\mathbf{G}; \mathbf{F}]` as the gradient of it. So
+autograd itself brings the factors of all products to the backward of the walk.
 
 Of a symmetric matrix only one half is made: a tile begins at the diagonal with a
 square, and what is below the square stands for what is right of it as well.
 """
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -125,8 +127,10 @@ class TiledGraph(Affinity):
             return self.measure(previous=other).sq_dist  # type: ignore[return-value]
         return super().sq_dist(other)
 
-    def _has_same_tiles(self, other: Affinity | None) -> bool:
-        return isinstance(other, TiledGraph) and other.entries.tiles == self.entries.tiles
+    def _has_same_tiles(self, other: Affinity | None) -> TypeGuard[TiledGraph]:
+        return (
+            isinstance(other, TiledGraph) and other.entries.tiles == self.entries.tiles
+        )
 
     def values_at(self, pattern: Pattern) -> Tensor:
         if torch.is_grad_enabled():

@@ -90,8 +90,8 @@ class OperatorConv(Module):
 
 
 def _multiplies_once(layer: Module) -> bool:
-    """Whether a layer is a single product with its message, which can be given to it."""
-    return type(layer).propagate is OperatorConv.propagate
+    """Whether a layer is one product with its message, which can be given to it."""
+    return getattr(type(layer), 'propagate', None) is OperatorConv.propagate
 
 
 def _linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
@@ -368,8 +368,8 @@ class Backbone(Module):
         elif num_layers == 1:
             self.embedding_channels = self.out_channels
         # Whether embeddings are known to have no negative entry; with `None`, measured.
-        widths = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
-        self.later_widths = [width for width in widths if width is not None]
+        channels = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
+        self.later_widths: list[Any] = [c for c in channels if c is not None]
         normed_last = act_first and self.has_norm and num_norms > 0
         self.nonnegative: bool | None = (
             isinstance(self.act, _NONNEGATIVE) and not normed_last and jk != 'lstm'
@@ -456,7 +456,9 @@ class Backbone(Module):
             return self.predict(last, mixed)
         message = conv.message(last)
         shared = [term for term in mixed.terms if term[1] is not own]
-        products = [(w, graph.matmul(message)) for w, graph in mixed.terms if graph is own]
+        products = [
+            (w, graph.matmul(message)) for w, graph in mixed.terms if graph is own
+        ]
         return Draft(last, message, products, shared)
 
     def finish(self, drafts: list[Draft | Tensor]) -> list[Tensor]:

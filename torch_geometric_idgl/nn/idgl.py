@@ -33,14 +33,17 @@ from .trace import Trace
 __all__ = ['IDGL', 'IDGLAnch']
 
 
-class _Question(NamedTuple):
+class _Asked(NamedTuple):
     """What is asked of every learned graph of a pass."""
 
-    message: Tensor  # for its products with what enters the first layer, and with ones
-    features: Features | None  # for the smoothness of these features on it
-    norm: bool  # for its squared norm
-    # The numbers of columns of products that will follow: of the first graph, of others.
-    later: tuple[tuple[int, ...], tuple[int, ...]]
+    nodes: Nodes  # between all pairs of these nodes,
+    anchors: Anchors | None  # or between nodes and anchors
+    message: Tensor  # its products with what enters the first layer, and with ones
+    features: Features | None  # the smoothness of these features on it
+    norm: bool  # its squared norm
+    # How many columns later products will have: with the first graph, with others.
+    later_first: tuple[int, ...]
+    later: tuple[int, ...]
 
 
 class IDGL(Module):
@@ -322,13 +325,13 @@ class IDGL(Module):
         nodes = x.nodes
         projected, message = self.backbone.project(x)  # X W: the same for all graphs
         initial = inputs.initial.multiplied(message)
-        question = self._question(x, message, anchors, max_iters, full)
+        asked = self._asked(x, message, anchors, max_iters, full)
 
-        graph = self._learn(self.feature_learner, x, nodes, anchors, question)  # Eq. 1
+        graph = self._learn(self.feature_learner, x, asked)  # Eq. 1
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
         trace = Trace(nodes, inputs.initial, graph.affinity, graph.affinity, mixed)
-        drafts = []
+        drafts = []  # of outputs
         if full:
             trace.regs.append(self._loss(graph))  # Eq. 10, 11
             drafts.append(self.backbone.draft(last, mixed))
@@ -339,10 +342,10 @@ class IDGL(Module):
 
         for t in range(1, max_iters + 1):
             vectors = nodes.where(active, z, vectors)
-            backend = backend or self._embedding_backend(vectors, nodes, anchors)
+            backend = backend or self._embedding_backend(vectors, asked)
             previous = graph if stopping and (full or t < max_iters) else None
-            graph = self._learn(  # Eq. 1
-                self.embedding_learner, vectors, nodes, anchors, question, previous, backend
+            graph = self._learn(
+                self.embedding_learner, vectors, asked, previous, backend
             )
             mixed = Mixture((1.0, constant), (eta * (1.0 - lam), graph))  # Eq. 3
             z, last = self.backbone.embed(projected, mixed, nodes, self.iter_dropout)
@@ -362,41 +365,48 @@ class IDGL(Module):
             trace.outs.append(self.backbone.predict(last, mixed))
         return trace.with_empty_graphs(inputs.graphs, inputs.num_graphs)
 
-    def _question(
+    def _asked(
         self,
         x: Features,
         message: Tensor | None,
         anchors: Anchors | None,
         max_iters: int,
         full: bool,
-    ) -> _Question:
-        ones = torch.ones(x.nodes.num_rows, 1, dtype=x.dtype, device=x.device)
+    ) -> _Asked:
+        nodes = x.nodes
+        ones = torch.ones(nodes.num_rows, 1, dtype=x.dtype, device=x.device)
         both = ones if message is None else torch.cat([message, ones], dim=1)
         smooth = full and self.smoothness > 0
         if smooth and anchors is not None:
             x = x.rows(anchors.index, anchors.nodes)
-        # The first graph is part of every mixture, and dropped by itself.
+        # The first graph is part of every mixture, and multiplied once more if dropped.
         first = self.backbone.later_channels(1 + max_iters)
         if message is not None and self.training and self.graph_dropout > 0:
             first = (message.size(1), *first)
-        later = (first, self.backbone.later_channels())
-        return _Question(both, x if smooth else None, full and self.sparsity > 0, later)
+        return _Asked(
+            nodes,
+            anchors,
+            both,
+            x if smooth else None,
+            full and self.sparsity > 0,
+            first,
+            self.backbone.later_channels(),
+        )
 
     def _learn(
         self,
         learner: GraphLearner,
         vectors: Tensor | Features,
-        nodes: Nodes,
-        anchors: Anchors | None,
-        question: _Question,
+        asked: _Asked,
         previous: Any = None,
         backend: str | None = None,
     ) -> Any:
+        """A graph of the given vectors, and what is asked of it."""
+        nodes, anchors, message, features, norm, later_first, later = asked
         nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
         affinity = learner(vectors, nodes, anchors, nonnegative, backend)
-        message, features, norm, later = question
-        columns = later[learner is not self.feature_learner]
-        return self._graph_type(affinity, message, features, previous, norm, columns)
+        later = later_first if learner is self.feature_learner else later
+        return self._graph_type(affinity, message, features, previous, norm, later)
 
     def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
@@ -408,13 +418,13 @@ class IDGL(Module):
     def _loss(self, graph: Any) -> Tensor:
         return graph_loss(graph, self.smoothness, self.connectivity, self.sparsity)
 
-    def _embedding_backend(
-        self, z: Tensor, nodes: Nodes, anchors: Anchors | None
-    ) -> str:
+    def _embedding_backend(self, z: Tensor, asked: _Asked) -> str:
         learner = self.embedding_learner
         if learner.backend != 'auto' or self.backbone.nonnegative is None:
             return learner.backend  # Where signs are not known, each graph chooses.
-        return learner.choose_backend(z, nodes, anchors, self.backbone.nonnegative)
+        return learner.choose_backend(
+            z, asked.nodes, asked.anchors, self.backbone.nonnegative
+        )
 
     def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors | None:
         if index is not None:
@@ -581,7 +591,9 @@ class IDGLAnch(IDGL):
         check_at_least('num_anchors', num_anchors, 1, integer=True)
         if anchor_ratio is not None:
             check_unit_interval('anchor_ratio', anchor_ratio, open_left=True)
-        check_choice('anchor_sampling', anchor_sampling, ('seeded', 'resample', 'fixed'))
+        check_choice(
+            'anchor_sampling', anchor_sampling, ('seeded', 'resample', 'fixed')
+        )
         check_at_least('anchor_seed', anchor_seed, 0, integer=True)
         if anchor_seed >= 2**63:
             raise ValueError(
@@ -599,7 +611,7 @@ class IDGLAnch(IDGL):
         generator = None
         seeded = self.anchor_sampling == 'seeded' and not self.training
         if seeded or self.anchor_sampling == 'fixed':
-            generator = torch.Generator().manual_seed(int(self.anchor_seed))
+            generator = torch.Generator().manual_seed(int(self.anchor_seed))  # type: ignore[arg-type]
         return sample_anchors(nodes, self.num_anchors, self.anchor_ratio, generator)
 
 

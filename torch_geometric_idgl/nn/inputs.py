@@ -1,5 +1,5 @@
-"""From the arguments of a forward pass to what Algorithm 1 works on: checked features,
-the initial graph :math:`\\mathbf{L}^{(0)}`, anchors, and what is kept of them.
+r"""From the arguments of a forward pass to what Algorithm 1 works on: checked features,
+the initial graph :math:`\mathbf{L}^{(0)}`, anchors, and what is kept of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_geometric.utils import (
     is_torch_sparse_tensor,
 )
 
-from ..checks import check_batch, check_features, check_nodes
+from ..checks import check_batch, check_nodes
 from ..graphs import SparseGraph
 from ..ops.batch import Nodes
 from ..ops.features import Features
@@ -24,7 +24,14 @@ from ..ops.knn import knn_graph
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix
 
-__all__ = ['Anchors', 'InputCache', 'Inputs', 'given_anchors', 'prepare', 'sample_anchors']
+__all__ = [
+    'Anchors',
+    'InputCache',
+    'Inputs',
+    'given_anchors',
+    'prepare',
+    'sample_anchors',
+]
 
 
 class Inputs(NamedTuple):
@@ -106,7 +113,7 @@ class InputCache(NamedTuple):
 
     def renew(self, x: Tensor, adjacency: Any) -> Inputs | None:
         """Other features on the same graph, if that does not depend on them."""
-        features, initial, *rest = self.inputs
+        features, initial = self.inputs.features, self.inputs.initial
         shape = (initial.num_nodes, features.num_features)
         if tuple(x.shape) != shape:
             raise ValueError(
@@ -123,7 +130,7 @@ class InputCache(NamedTuple):
                     f'features of {x.dtype} on {x.device})'
                 )
             return None
-        return Inputs(Features.from_tensor(x, initial.rows), initial, *rest)
+        return self.inputs._replace(features=Features.from_tensor(x, initial.rows))
 
 
 # Anchors -----------------------------------------------------------------------------
@@ -132,7 +139,7 @@ class InputCache(NamedTuple):
 class Anchors(NamedTuple):
     """The anchors of one graph or a batch: the few nodes that stand for all."""
 
-    index: Tensor  # nodes of the whole batch, graph by graph
+    index: Tensor  # type: ignore[assignment]  # nodes of the whole batch
     nodes: Nodes  # which of them belong to which graph
 
 

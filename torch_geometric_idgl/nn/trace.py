@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ class Trace:
         there are none.
         """
         deltas = []
-        first = None
+        first: Any = None
         for (change, lacks_norm, scale), refined in zip(
             self.changes, self.refined, strict=False
         ):
@@ -83,7 +84,7 @@ class Trace:
                 first = self.first.sq_norm()
             norm = first if scale is None else scale
             change = (change + first).clamp(min=0.0) if lacks_norm else change
-            delta = change / norm.clamp(min=1e-12)  # type: ignore[union-attr]
+            delta = change / norm.clamp(min=1e-12)
             deltas.append(torch.where(refined, delta, torch.nan))
         return deltas
 
@@ -170,5 +171,4 @@ class Trace:
         self.num_iters = spread(self.num_iters)
         self.regs = [spread(reg) for reg in self.regs]
         self.refined = [spread(active) for active in self.refined]
-        self.empty = graphs
         return self

@@ -14,8 +14,8 @@ _RAGGED = 8
 
 
 class Nodes:
-    r"""The nodes (or anchors) of a batch: contiguous blocks of rows, one for each graph,
-    and possibly of different sizes. Immutable; what is cached are values of it.
+    r"""The nodes (or anchors) of a batch: contiguous blocks of rows, one for each
+    graph, and possibly of different sizes. Immutable; what is cached are values of it.
 
     One graph is the common case and costs nothing: padding is then a view.
 

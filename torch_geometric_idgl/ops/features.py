@@ -34,8 +34,8 @@ class Features:
 
     Bag-of-words features are mostly zeros, and every product with them is cheaper in
     sparse form. Immutable; what is cached are values of it (squared row norms, the Gram
-    matrix :math:`\mathbf{X} \mathbf{X}^{\top}`, the list of co-occurring features), which
-    all iterations share.
+    matrix :math:`\mathbf{X} \mathbf{X}^{\top}`, the list of co-occurring features),
+    which all iterations share.
 
     Args:
         value (torch.Tensor or SparseMatrix): The features, of shape :obj:`[n, d]`.
@@ -118,7 +118,9 @@ class Features:
     def to_dense(self) -> Tensor:
         """The features as a dense matrix."""
         return (
-            self.value.to_dense() if isinstance(self.value, SparseMatrix) else self.value
+            self.value.to_dense()
+            if isinstance(self.value, SparseMatrix)
+            else self.value
         )
 
     # Products -----------------------------------------------------------------------

@@ -140,9 +140,9 @@ def _dense_pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
 
 
 class _SpMM(torch.autograd.Function):
-    r""":math:`\mathbf{M} \mathbf{F}` or :math:`\mathbf{M}^{\top} \mathbf{F}`. Nothing of
-    size rows times columns is formed in backward, as :func:`torch.sparse.mm` does for
-    the values.
+    r""":math:`\mathbf{M} \mathbf{F}` or :math:`\mathbf{M}^{\top} \mathbf{F}`. Nothing
+    of size rows times columns is formed in backward, as :func:`torch.sparse.mm` does
+    for the values.
     """
 
     @staticmethod
