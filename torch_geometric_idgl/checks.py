@@ -63,7 +63,7 @@ def check_choice(name: str, value: Any, choices: tuple) -> None:
         )
 
 
-def floating_dtype(module: Module) -> torch.dtype:
+def floating_dtype(module: Module, default: torch.dtype | None = None) -> torch.dtype:
     """The number type of a module. Replicas, as :class:`torch.nn.DataParallel` makes
     them, hold their parameters as plain attributes.
     """
@@ -71,7 +71,7 @@ def floating_dtype(module: Module) -> torch.dtype:
         for value in [*part.parameters(recurse=False), *vars(part).values()]:
             if isinstance(value, Tensor) and value.is_floating_point():
                 return value.dtype
-    return torch.get_default_dtype()
+    return default or torch.get_default_dtype()
 
 
 def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
@@ -89,6 +89,11 @@ def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
         )
     if not x.is_floating_point():
         raise TypeError(f"Expected 'x' to be floating-point (got {x.dtype})")
+    if x.layout == torch.sparse_coo and x.dense_dim() > 0:
+        raise ValueError(
+            f"Expected sparse 'x' to have two sparse dimensions (got a hybrid tensor "
+            f'with {x.sparse_dim()} sparse and {x.dense_dim()} dense ones)'
+        )
     if x.size(1) != in_channels:
         raise ValueError(
             f"Expected 'x' to have {in_channels} features, as 'in_channels' says "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..checks import check_at_least
+from ..checks import check_at_least, floating_dtype
 from ..graphs import (
     Affinity,
     DenseGraph,
@@ -140,6 +140,8 @@ class GraphLearner(Module):
                     f"Expected 'x' to be of shape [num_nodes, {self.in_channels}] "
                     f'(got {list(x.shape)})'
                 )
+            if torch.is_autocast_enabled(x.device.type):
+                x = x.to(floating_dtype(self, x.dtype))
             nodes = nodes or Nodes((x.size(0),), x.device)
             if nonnegative is None:
                 nonnegative = x.numel() == 0 or bool(x.detach().min() >= 0)

@@ -209,6 +209,12 @@ class IDGL(Module):
         check_probability('iter_dropout', iter_dropout)
         check_probability('feature_dropout', feature_dropout)
         check_probability('graph_dropout', graph_dropout)
+        for name, value in [('act', act), ('norm', norm)]:
+            if not (value is None or isinstance(value, str) or callable(value)):
+                raise TypeError(
+                    f"Expected '{name}' to be a name, a callable or None "
+                    f'(got {value!r})'
+                )
         check_choice('jk', jk, (None, 'last', 'cat', 'max', 'lstm'))
 
         self.in_channels = in_channels
