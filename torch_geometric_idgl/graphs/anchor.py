@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.features import Features
-from ..ops.numeric import safe_reciprocal, symmetric_product
+from ..ops.numeric import dropout, safe_reciprocal, symmetric_product
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
 from .low_rank import LowRankGraph, project
@@ -123,7 +122,7 @@ class AnchorGraph(GraphOperator):
     def dropout(self, p: float, message: Tensor | None) -> AnchorGraph:
         """The same graph with some of the anchors dropped, after normalising."""
         dropped = copy.copy(self)
-        dropped.mask = F.dropout(torch.ones_like(self.anchor_scale), p)
+        dropped.mask = dropout(torch.ones_like(self.anchor_scale), p)
         dropped.product = None if message is None else dropped.matmul(message)
         return dropped
 

@@ -3,7 +3,6 @@ r"""The graph of raw features, of which not even a factor is formed."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ class FeatureGraph(Affinity):
                 for grams in self._weighted_grams(self.scale)
             ]
             return torch.stack(totals)
-        squares = self._pair_matrix.matmul(self.scale).square()  # [pairs, m]
+        squares = self.features.pair_matrix.matmul(self.scale).square()  # [pairs, m]
         incidence = pairs.incidence
         if incidence.dtype != squares.dtype:
             incidence = incidence.with_value(incidence.value.to(squares.dtype))
@@ -101,7 +100,7 @@ class FeatureGraph(Affinity):
             return torch.stack(totals)
         near = self.sq_weight.t()[pairs.low % features]  # [pairs, m]
         far = self.sq_weight.t()[pairs.high % features]
-        squares = self._pair_matrix.matmul(weight).square() * times  # [pairs, Q]
+        squares = self.features.pair_matrix.matmul(weight).square() * times  # [pairs, Q]
         both = near[:, p] * far[:, q] + far[:, p] * near[:, q]
         total = (both * squares).sum(1)
         total = torch.where(pairs.low == pairs.high, 0.5 * total, total)
@@ -109,12 +108,6 @@ class FeatureGraph(Affinity):
             return total.sum(0, keepdim=True)
         graph = pairs.low // features
         return total.new_zeros(self.rows.num_graphs).index_add(0, graph, total)
-
-    @cached_property
-    def _pair_matrix(self) -> SparseMatrix:
-        features = self.features
-        assert features.pairs is not None and isinstance(features.value, SparseMatrix)
-        return features.pairs.matrix(features.value.value)
 
     def _weighted_grams(self, weight: Tensor) -> Iterator[Tensor]:
         r"""All :math:`\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}_q) \mathbf{X}`, graph by

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.features import Features
-from ..ops.numeric import safe_reciprocal
+from ..ops.numeric import dropout, safe_reciprocal
 from .base import Affinity, GraphOperator
 
 __all__ = ['NodeGraph']
@@ -82,7 +81,7 @@ class NodeGraph(GraphOperator):
     def dropout(self, p: float, message: Tensor | None) -> NodeGraph:
         """The same graph with some of the sending nodes dropped, after normalising."""
         dropped = copy.copy(self)
-        dropped.mask = F.dropout(torch.ones_like(self.scale), p)
+        dropped.mask = dropout(torch.ones_like(self.scale), p)
         dropped.product = None if message is None else dropped.matmul(message)
         return dropped
 

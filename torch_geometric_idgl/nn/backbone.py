@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter
 from torch_geometric.nn import JumpingKnowledge, MessagePassing
@@ -23,6 +22,7 @@ from torch_geometric.nn.resolver import activation_resolver, normalization_resol
 from ..graphs import GraphOperator, Mixture
 from ..ops.batch import Nodes
 from ..ops.features import Features
+from ..ops.numeric import dropout, relu_dropout
 from ..ops.sparse import SparseMatrix
 
 __all__ = ['Backbone', 'OperatorConv', 'resolve_layer']
@@ -381,7 +381,7 @@ class Backbone(Module):
         return tuple(width for width in widths if width is not None)
 
     def embed(
-        self, projected: Any, graph: GraphOperator, nodes: Nodes, dropout: float
+        self, projected: Any, graph: GraphOperator, nodes: Nodes, p: float
     ) -> tuple[Tensor, Any]:
         r"""The embeddings :math:`\mathbf{Z}` on a graph, and what enters the last map.
 
@@ -389,7 +389,7 @@ class Backbone(Module):
             projected: What :meth:`project` gave.
             graph (GraphOperator): The graph, with its product with the first message.
             nodes (Nodes): The nodes of each graph of the batch.
-            dropout (float): The dropout after each layer.
+            p (float): The dropout after each layer.
         """
         first, *later = self.convs[: max(len(self.norms), 1)]
         if graph.product is None:
@@ -398,16 +398,16 @@ class Backbone(Module):
             z = first.finish(graph.product, projected)  # type: ignore[operator]
         if not self.norms:  # a single layer
             return z if self.act is None else self.act(z), projected
-        z = self._activate(z, 0, nodes, dropout)
+        z = self._activate(z, 0, nodes, p)
         embeddings = [z]
         for i, conv in enumerate(later, start=1):
             z = conv.propagate(conv.project(z), graph)  # type: ignore[operator]
-            z = self._activate(z, i, nodes, dropout)
+            z = self._activate(z, i, nodes, p)
             embeddings.append(z)
         z = z if self.jk is None else self.jk(embeddings)
         return z, z if self.lin is not None else self.convs[-1].project(z)  # type: ignore
 
-    def _activate(self, x: Tensor, i: int, nodes: Nodes, dropout: float) -> Tensor:
+    def _activate(self, x: Tensor, i: int, nodes: Nodes, p: float) -> Tensor:
         if self.act is not None and self.act_first:
             x = self.act(x)
         if self.norm_takes_batch:
@@ -415,8 +415,10 @@ class Backbone(Module):
         elif self.has_norm:
             x = self.norms[i](x)
         if self.act is not None and not self.act_first:
+            if type(self.act) is torch.nn.ReLU:
+                return relu_dropout(x, p, self.training)
             x = self.act(x)
-        return F.dropout(x, dropout, self.training)
+        return dropout(x, p, self.training)
 
     def predict(self, last: Any, graph: GraphOperator) -> Tensor:
         """The outputs on a graph, from what enters the last map."""

@@ -7,7 +7,6 @@ from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
@@ -23,6 +22,7 @@ from ..checks import (
 from ..graphs import AnchorGraph, Mixture, NodeGraph
 from ..ops.batch import Nodes
 from ..ops.features import Features
+from ..ops.numeric import dropout
 from .backbone import Backbone, LayerLike, resolve_layer
 from .graph_learner import GraphLearner
 from .inputs import Anchors, InputCache, Inputs, given_anchors, prepare, sample_anchors
@@ -387,7 +387,7 @@ class IDGL(Module):
     def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
         if self.training and p > 0:
-            initial = initial.with_value(F.dropout(initial.value, p))
+            initial = initial.with_value(dropout(initial.value, p))
             initial, graph = initial.multiplied(message), graph.dropout(p, message)
         return Mixture((lam, initial), (1.0 - lam, graph))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -133,6 +134,8 @@ class InputCache(NamedTuple):
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     if a.layout == torch.strided:
+        if a.device.type == 'cpu' and a.dtype != torch.bfloat16:
+            return np.array_equal(a.numpy(), b.numpy())  # twice as fast
         return torch.equal(a, b)
     if a.layout == torch.sparse_csr:
         parts = ('crow_indices', 'col_indices', 'values')

@@ -69,15 +69,17 @@ class Metric(Module):
         """Resets all learnable parameters of the module."""
 
 
-def _row_scale(x: Tensor) -> Tensor:
-    """A number of the size of each row, to divide by before squaring: cosines do not
-    change, and squares neither overflow nor vanish. Powers of two divide exactly.
+_SHORT = 128
+
+
+def _scaled_rows(x: Tensor) -> Tensor:
+    """Rows divided by their largest entry, if that is above one: cosines do not change,
+    and squares do not overflow.
     """
     if x.numel() == 0:
-        return x.new_ones(x.size(0), 1)
-    largest = x.detach().abs().amax(dim=1, keepdim=True)
-    scale = torch.exp2(torch.frexp(largest.float()).exponent.to(torch.float))
-    return torch.where(largest > 1e-12, scale, 1.0).to(x.dtype)
+        return x
+    largest = torch.linalg.vector_norm(x.detach(), torch.inf, dim=1, keepdim=True)
+    return x / largest.clamp_(min=1.0)
 
 
 class _WeightedUnitVectors(torch.autograd.Function):
@@ -95,14 +97,18 @@ class _WeightedUnitVectors(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         x, weight, scale = ctx.saved_tensors
-        scaled = grad.view(-1, *weight.shape) * scale.unsqueeze(-1)  # g r
+        heads, channels = weight.shape
+        scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
         moment = scaled * x.unsqueeze(1)  # g r x
         # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
-        grad_q = torch.einsum('nmd,md->nm', moment, weight)
-        grad_q = grad_q * scale.square() * -weight.size(0)
+        by_head = torch.block_diag(*weight.unsqueeze(-1).unbind(0))  # [m d, m]
+        grad_q = (moment.flatten(1) @ by_head) * scale.square() * -heads
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = torch.einsum('nmd,md->nd', scaled, weight)
+            if channels > _SHORT:
+                grad_x = (scaled * weight).sum(1)
+            else:  # A product with all the diagonal matrices is the fastest way.
+                grad_x = scaled.flatten(1) @ torch.diag_embed(weight).flatten(0, 1)
             grad_x = grad_x.addcmul(x, grad_q @ weight.square())
         grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
         return grad_x, grad_weight
@@ -119,7 +125,7 @@ def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:
         x (torch.Tensor): Vectors, of shape :obj:`[n, d]`.
         weight (torch.Tensor): The weights of the heads, of shape :obj:`[m, d]`.
     """
-    return _WeightedUnitVectors.apply(x / _row_scale(x), weight)
+    return _WeightedUnitVectors.apply(_scaled_rows(x), weight)
 
 
 class WeightedCosine(Metric):
@@ -177,8 +183,7 @@ class Cosine(Metric):
         super().__init__()
 
     def embed(self, x: Tensor | SparseMatrix) -> Tensor:
-        x = x.to_dense()
-        x = x / _row_scale(x)
+        x = _scaled_rows(x.to_dense())
         return x * safe_rsqrt(x.square().sum(1, keepdim=True))
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:

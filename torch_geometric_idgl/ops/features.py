@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .batch import Nodes
 from .cooccurrence import CoOccurrences
-from .numeric import block_entries
+from .numeric import block_entries, dropout
 from .sparse import Pattern, SparseMatrix, sddmm
 
 __all__ = ['Features']
@@ -77,11 +76,11 @@ class Features:
         if p == 0.0:
             return self
         if isinstance(self.value, SparseMatrix):  # Zeros stay zeros.
-            dropped = self.value.with_value(F.dropout(self.value.value, p))
+            dropped = self.value.with_value(dropout(self.value.value, p))
             features = Features(dropped, self.nodes)
             features.__dict__['pairs'] = self.pairs
         else:
-            features = Features(F.dropout(self.value, p), self.nodes)
+            features = Features(dropout(self.value, p), self.nodes)
         features.__dict__['range'] = tuple(bound / (1.0 - p) for bound in self.range)
         return features
 
@@ -151,6 +150,14 @@ class Features:
         if not isinstance(self.blocks, SparseMatrix):
             return None
         return CoOccurrences.of(self.blocks.pattern)
+
+    @cached_property
+    def pair_matrix(self) -> SparseMatrix:
+        r"""Pairs by rows: its product with :math:`\mathbf{c}` lists
+        :math:`\mathbf{X}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{X}`.
+        """
+        assert self.pairs is not None and isinstance(self.value, SparseMatrix)
+        return self.pairs.matrix(self.value.value)
 
     @cached_property
     def squared(self) -> Tensor | SparseMatrix:
