@@ -332,5 +332,6 @@ def assert_grads_close(actual, expected, leaves, note=''):
     grads = torch.autograd.grad(actual, leaves, **options)
     wanted = torch.autograd.grad(expected, leaves, **options)
     for leaf, grad, other in zip(leaves, grads, wanted, strict=True):
-        grad, other = (torch.zeros_like(leaf) if g is None else g for g in (grad, other))
+        zero = torch.zeros_like(leaf)
+        grad, other = (zero if g is None else g for g in (grad, other))
         torch.testing.assert_close(grad, other, msg=lambda m: f'gradient {note}: {m}')
