@@ -12,6 +12,7 @@ from ..ops.features import Features
 from ..ops.numeric import dropout, safe_reciprocal, symmetric_product
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
+from .feature import FeatureGraph
 from .low_rank import LowRankGraph, project
 from .sparse import SparseGraph
 from .tiled import TiledGraph
@@ -44,7 +45,9 @@ class AnchorGraph(GraphOperator):
         later (Tuple[int]): The numbers of columns of products that will follow.
 
     Attributes:
-        affinity: :math:`\mathbf{R}`.
+        affinity: :math:`\mathbf{R}`, as products take it.
+        matrix: :math:`\mathbf{R}` with its entries, where it has none and the
+            regulariser needs them, or nothing.
         product: :math:`\mathbf{A} \mathbf{F}` with the message, or nothing.
         degree: :math:`\widehat{\mathbf{B}} \mathbf{1} = \mathbf{R}^{\top} \mathbf{1}`.
         energy: The smoothness :math:`\sum_k \Lambda_{kk} \|\mathbf{x}_k\|^2 - \langle
@@ -74,7 +77,7 @@ class AnchorGraph(GraphOperator):
         found = affinity.measure(
             ones[: affinity.cols.num_rows],
             own if message is None else torch.cat([message, own], dim=1),
-            previous=None if previous is None else previous.affinity,
+            previous=None if previous is None else previous.matrix or previous.affinity,
             # Back to the nodes, and there and back for every later layer.
             later=(() if message is None else (message.size(1),)) + 2 * later,
         )
@@ -99,7 +102,11 @@ class AnchorGraph(GraphOperator):
             with torch.no_grad():
                 known = found.sq_norm
                 self.own_norm = affinity.sq_norm() if known is None else known.detach()
-        self.sq_norm, inner = _regularized(self.affinity, node_scale, features, norm)
+        self.matrix = None
+        if isinstance(affinity, FeatureGraph) and (norm or features is not None):
+            self.matrix = affinity.to_matrix()
+        regularized = self.matrix or self.affinity
+        self.sq_norm, inner = _regularized(regularized, node_scale, features, norm)
         self.energy = None
         if features is not None:
             degrees = affinity.cols.sum(self.degree * features.sq_norms)
@@ -184,7 +191,7 @@ def _anchor_graph(affinity: Affinity, node_scale: Tensor) -> Tensor:
     if isinstance(affinity, SparseGraph) and affinity.rows.num_graphs == 1:
         matrix = affinity.matrix
         return _SparseAnchorGraph.apply(matrix, matrix.value, node_scale).unsqueeze(0)
-    if isinstance(affinity, TiledGraph):
+    if isinstance(affinity, TiledGraph | FeatureGraph):
         affinity = affinity.to_matrix()
     value = affinity.value if isinstance(affinity, DenseGraph) else _padded(affinity)
     return _DenseAnchorGraph.apply(value, affinity.rows.pad(node_scale))

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..ops.batch import Nodes
+from ..ops.cosine import weighted_unit_vectors
 from ..ops.features import Features
 from ..ops.numeric import block_entries, safe_rsqrt
 from ..ops.sparse import SparseMatrix
 from .base import Affinity
+from .dense import DenseGraph
+from .scores import InnerScores, Scores, WeightedScores
 
 __all__ = ['FeatureGraph']
 
@@ -28,36 +32,67 @@ class FeatureGraph(Affinity):
         \, \mathbf{X} \, \mathrm{diag}(\mathbf{w}_p), \qquad
         \mathbf{r}_p = \big(\mathbf{X}^{2} \mathbf{w}_p^2\big)^{-1/2}
 
+    (or :math:`\mathbf{R} = \mathbf{U} \mathbf{U}_U^{\top}` with the rows of anchors).
     Every product with it is a product with :math:`\mathbf{X}`, which is sparse for
     bags of words.
 
     Args:
         features (Features): The raw features.
         weight (torch.Tensor): The head weights, of shape :obj:`[m, d]`.
+        index (torch.Tensor, optional): The anchors. (default: :obj:`None`)
+        cols (Nodes, optional): The graphs of the anchors. (default: :obj:`None`)
     """
 
-    symmetric = True
     has_expensive_norm = True
 
-    def __init__(self, features: Features, weight: Tensor) -> None:
-        super().__init__(features.nodes, features.nodes, weight.dtype)
+    def __init__(
+        self,
+        features: Features,
+        weight: Tensor,
+        index: Tensor | None = None,
+        cols: Nodes | None = None,
+    ) -> None:
+        super().__init__(features.nodes, cols or features.nodes, weight.dtype)
         self.features = features
+        self.weight = weight
+        self.index = index
+        self.symmetric = index is None
         self.heads = weight.size(0)
         sq_weight = weight.square()
         self.sq_weight = sq_weight / self.heads  # [m, d]
         self.scale = safe_rsqrt(features.squared.matmul(sq_weight.t()))  # [n, m]
+        self._mine = self._others = (features, self.scale.unsqueeze(-1))
+        if index is not None:
+            self._others = features.rows(index, self.cols), self._mine[1][index]
 
     def matmul(self, x: Tensor) -> Tensor:
-        # Both factors carry w_p: it is squared and applied once, between them.
-        scale, width = self.scale.unsqueeze(-1), x.size(1)
-        spread = (scale * x.unsqueeze(1)).flatten(1)  # [n, m * f]
-        by_head = self.features.t_matmul(spread).unflatten(2, (self.heads, width))
-        by_head = by_head * self.sq_weight.t().unsqueeze(-1)  # [B, d, m, f]
-        out = self.features.graph_matmul(by_head.flatten(2))
-        return (out.unflatten(1, (self.heads, width)) * scale).sum(1)
+        return self._product(*self._mine, *self._others, x)
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        return self.matmul(x)
+        return self._product(*self._others, *self._mine, x)
+
+    def _product(
+        self, left: Features, left_scale: Tensor, right: Features, right_scale: Tensor, x
+    ) -> Tensor:
+        # Both factors carry w_p: it is squared and applied once, between them.
+        shape = (self.heads, x.size(1))
+        spread = (right_scale * x.unsqueeze(1)).flatten(1)  # [n, m * f]
+        by_head = right.t_matmul(spread).unflatten(2, shape)
+        by_head = by_head * self.sq_weight.t().unsqueeze(-1)  # [B, d, m, f]
+        out = left.graph_matmul(by_head.flatten(2)).unflatten(1, shape)
+        return (out * left_scale).sum(1)
+
+    def to_matrix(self) -> DenseGraph:
+        """The same affinity with its entries."""
+        features, cols = self.features, self.cols
+        scores: Scores
+        if features.is_sparse:
+            scores = WeightedScores(features, self.weight, self.index, cols)
+        else:
+            u = weighted_unit_vectors(features.to_dense(), self.weight)
+            v = None if self.index is None else u[self.index]
+            scores = InnerScores(u, v, self.rows, cols)
+        return DenseGraph(scores.dense(), self.rows, cols, self.symmetric)
 
     # Norm and smoothness: sums over pairs of features -------------------------------
 
@@ -66,7 +101,7 @@ class FeatureGraph(Affinity):
         \sum_{k,l} \frac{w_{pk}^2}{m} (\mathbf{X}^{\top} \mathrm{diag}(\mathbf{r}_p)
         \mathbf{X})_{kl}^2` with the features the graph is made of.
         """
-        if features is not self.features:
+        if features is not self.features or self.index is not None:
             return super().gram_inner(features)
         pairs = features.pairs
         if pairs is None:
@@ -88,6 +123,8 @@ class FeatureGraph(Affinity):
         w_{ql}^2}{m^2} (\mathbf{X}^{\top} \mathrm{diag}(\mathbf{r}_p \odot \mathbf{r}_q)
         \mathbf{X})_{kl}^2`
         """
+        if self.index is not None:
+            return self.to_matrix().sq_norm()
         p, q = torch.triu_indices(self.heads, self.heads, device=self.scale.device)
         weight = self.scale[:, p] * self.scale[:, q]
         times = torch.where(p == q, 1.0, 2.0).to(weight.dtype)
@@ -127,14 +164,14 @@ class FeatureGraph(Affinity):
 
     @torch.no_grad()
     def sq_norm_bounds(self, degree: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        # Weighted cosines are at most one, and n |A|^2 >= |A 1|^2 (Cauchy-Schwarz).
-        low = self.rows.sum(degree.square()) / self.rows.count
+        # Weighted cosines are at most one, and s |R|^2 >= |R 1|^2 (Cauchy-Schwarz).
+        low = self.rows.sum(degree.square()) / self.cols.count
         high = self.rows.sum(degree)
         yield low, high
         # The list of co-occurring features makes the norm cheap, as few nodes do.
         large = self.num_nodes >= 4 * max(_SUBSPACES) and self.features.pairs is None
         precise = self.dtype in (torch.float, torch.double)  # others have no QR
-        if large and precise and self.rows.num_graphs == 1:
+        if large and precise and self.symmetric and self.rows.num_graphs == 1:
             for dimension in _SUBSPACES:
                 lower, upper = self._bounds_on_subspace(dimension)
                 yield torch.maximum(low, lower), torch.minimum(high, upper)

@@ -3,6 +3,7 @@ r"""From node vectors to a learned graph: a metric, and a sparsification."""
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,9 +165,12 @@ class GraphLearner(Module):
         self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
     ) -> Affinity:
         if isinstance(x, Features):
-            cosine = isinstance(self.metric, WeightedCosine)
-            if cosine and anchors is None and x.range[1] < _LARGE_FEATURE:
-                return FeatureGraph(x, self.metric.weight)  # type: ignore[arg-type]
+            implicit = isinstance(self.metric, WeightedCosine) and (
+                anchors is None or x.is_sparse  # else the factor is small enough
+            )
+            if implicit and x.range[1] < _LARGE_FEATURE:
+                weight: Any = self.metric.weight
+                return FeatureGraph(x, weight, *(anchors or ()))
             x = x.value  # type: ignore[assignment]
         u = self.metric.embed(x)  # type: ignore[arg-type]
         if anchors is None:
@@ -211,11 +215,7 @@ class GraphLearner(Module):
             if nodes.max_size <= _SMALL or not (exact and factored):
                 return 'dense'
         if exact and factored:
-            # Anchors and sparse features: not even a factor would be small.
-            sparse = isinstance(x, Features) and x.is_sparse
-            if anchors is None or not sparse or entries > _DENSE_ANCHOR_ENTRIES:
-                return 'low_rank'
-            return 'dense'
+            return 'low_rank'
         if anchors is None and nodes.max_size >= _LARGE_GRAPH:
             _warn_quadratic(nodes.max_size)
         # Finding survivors takes looks at numbers, which are free on CPUs only.
