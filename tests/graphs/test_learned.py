@@ -105,7 +105,10 @@ def recovered(case, r):
     """The matrices A and B-hat of the paper, of each graph."""
     for i, j in case.blocks():
         block = r[i, j]
-        delta, lam = torch.diag(inverse(block.sum(1))), torch.diag(inverse(block.sum(0)))
+        delta, lam = (
+            torch.diag(inverse(block.sum(1))),
+            torch.diag(inverse(block.sum(0))),
+        )
         yield delta @ block @ lam @ block.t(), block.t() @ delta @ block
 
 
@@ -158,7 +161,10 @@ def test_anchor_graph(name, batch, features, monkeypatch):
 
     # The smoothness alone may go through features, where they are fewer.
     alone = AnchorGraph(case.make(*leaves), features=x)
-    check([(alone.energy, torch.stack(energy))], inputs[:-1] if x.requires_grad else leaves)
+    check(
+        [(alone.energy, torch.stack(energy))],
+        inputs[:-1] if x.requires_grad else leaves,
+    )
     assert alone.sq_norm is None
 
 
