@@ -36,7 +36,7 @@ def test_graphs_of_different_kinds(batch):
     expected = sum(weight * graph.to_dense() for weight, graph in terms)
     torch.testing.assert_close(mixture.to_dense(), expected)
     assert mixture.dtype == torch.float64
-    inputs = [x, f, *sum(leaves, [])]
+    inputs = [x, f, *leaves[0], *leaves[1], *leaves[2]]
     for actual, right in [(mixture.product, x), (mixture.matmul(f), f)]:
         torch.testing.assert_close(actual, expected @ right)
         weight = uniform(*actual.shape, seed=3)

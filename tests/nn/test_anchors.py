@@ -11,8 +11,8 @@ from tests.nn.common import (
     reference_of,
 )
 from torch_geometric_idgl.nn import IDGL, IDGLAnch
-from torch_geometric_idgl.nn.anchors import sample_anchors
-from torch_geometric_idgl.ops import Layout
+from torch_geometric_idgl.nn.inputs import sample_anchors
+from torch_geometric_idgl.ops import Nodes
 
 
 def drawn(model, x, edge_index):
@@ -114,5 +114,5 @@ def test_defaults_of_the_paper():
 @pytest.mark.parametrize('ratio, size, count', [(0.07, 100, 7), (0.14, 50, 7)])
 @pytest.mark.parametrize('extra', [0, 1])
 def test_shares_are_rounded_up_but_not_for_rounding_errors(ratio, size, count, extra):
-    nodes = Layout((size + extra,), torch.device('cpu'))
+    nodes = Nodes((size + extra,), torch.device('cpu'))
     assert sample_anchors(nodes, None, ratio).index.numel() == count + extra

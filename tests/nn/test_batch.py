@@ -16,9 +16,8 @@ from tests.nn.common import (
     make_graph,
     make_model,
 )
-from torch_geometric_idgl.graphs import Signal
-from torch_geometric_idgl.nn import IDGL, Cosine, GraphLearner, IDGLAnch
-from torch_geometric_idgl.ops import Layout
+from torch_geometric_idgl.nn import IDGL, GraphLearner, IDGLAnch
+from torch_geometric_idgl.ops import Features, Nodes
 
 SIZES = (7, 4, 9, 1)
 # Graphs of different sizes stop at different iterations with these:
@@ -149,24 +148,19 @@ RAGGED = (24, *[2] * 20, 1, 3)
 @pytest.mark.parametrize('cls', MODELS)
 def test_very_different_sizes(cls, epsilon):
     graphs = make_graphs(RAGGED, negative=False)
-    layout = Layout(RAGGED, torch.device('cpu'))
-    assert layout.is_ragged
+    assert Nodes(RAGGED, torch.device('cpu')).is_ragged
     check_batch(make_model(cls, epsilon=epsilon, **OPTIONS).double().eval(), graphs)
-    # A graph of its own is not padded, and neither are graphs of one size.
-    assert not Layout((24,), layout.device).is_ragged
-    assert not Layout((2,) * 20, layout.device).is_ragged
 
 
 def test_padding_counts_for_the_choice_of_the_operator():
     sizes = (600, *[2] * 100)
-    layout = Layout(sizes, torch.device('cpu'))
-    learner = GraphLearner(Cosine(), epsilon=0.01)
-    x = torch.rand(layout.num_rows, 4)
-    assert learner.choose_backend(x[:600], Layout((600,), x.device), None, True) == (
-        'dense'
-    )
-    assert learner.choose_backend(x, layout, None, True) == 'tiled'
-    assert not Signal(x, Layout((4000, *[1] * 10), x.device)).keeps_gram
+    nodes = Nodes(sizes, torch.device('cpu'))
+    learner = GraphLearner(4, 'cosine', epsilon=0.01)
+    x = torch.rand(nodes.num_rows, 4)
+    one = Nodes((600,), x.device)
+    assert learner.choose_backend(x[:600], one, None, True) == 'dense'
+    assert learner.choose_backend(x, nodes, None, True) == 'tiled'
+    assert not Features(x, Nodes((4000, *[1] * 10), x.device)).keeps_gram
 
 
 @pytest.mark.parametrize('cls', MODELS)

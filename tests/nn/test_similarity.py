@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from torch_geometric_idgl.nn import IDGL, RBF, Attention, Cosine, Metric, WeightedCosine
-from torch_geometric_idgl.nn.similarity import CustomMetric, metric_resolver
+from torch_geometric_idgl.nn.similarity import CustomMetric, resolve_metric, weighted_unit_vectors
 from torch_geometric_idgl.ops import SparseMatrix
 
 
@@ -147,20 +147,21 @@ def test_reset_parameters(name):
 
 
 def test_resolver():
-    assert isinstance(metric_resolver('weighted_cosine', 5, 3), WeightedCosine)
-    assert metric_resolver('weighted_cosine', 5, 3).weight.shape == (3, 5)
-    assert isinstance(metric_resolver('cosine', 5, 3), Cosine)
-    assert isinstance(metric_resolver('rbf', 5, 3), RBF)
-    assert metric_resolver('attention', 5, 3).heads == 3
-    assert isinstance(metric_resolver(RBF, 5, 3), RBF)
-    assert isinstance(metric_resolver(Cosine, 5, 3), Cosine)
+    assert isinstance(resolve_metric('weighted_cosine', 5, 3), WeightedCosine)
+    assert resolve_metric('weighted_cosine', 5, 3).weight.shape == (3, 5)
+    assert isinstance(resolve_metric('cosine', 5, 3), Cosine)
+    assert isinstance(resolve_metric('rbf', 5, 3), RBF)
+    assert resolve_metric('attention', 5, 3).heads == 3
+    assert isinstance(resolve_metric(RBF, 5, 3), RBF)
+    assert isinstance(resolve_metric(Cosine, 5, 3), Cosine)
     with pytest.raises(ValueError, match=r'take 8 channels.*which takes 5'):
-        metric_resolver(WeightedCosine(5), 8, 3)
+        resolve_metric(WeightedCosine(5), 8, 3)
 
     bilinear = torch.nn.Bilinear(5, 5, 1)
-    custom = metric_resolver(bilinear, 5, 3)
+    custom = resolve_metric(bilinear, 5, 3)
     assert isinstance(custom, CustomMetric) and isinstance(custom, Metric)
-    assert custom.module is not bilinear  # the two learners share nothing
+    assert custom.module is bilinear  # taken as it is
+    assert resolve_metric(custom, 5, 3) is custom
 
 
 @pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
@@ -200,3 +201,62 @@ def test_custom_metric_of_wrong_shape():
         ValueError, match=r'Expected .* of shape \[4, 4\] \(got \[4\]\)'
     ):
         metric(vectors(4))
+
+
+# Weighted unit vectors ----------------------------------------------------------------
+
+
+def plain_unit_vectors(x, w):
+    out = x.unsqueeze(1) * w
+    return (out / out.norm(dim=2, keepdim=True) / len(w) ** 0.5).flatten(1)
+
+
+@pytest.mark.parametrize('channels', [3, 300])
+@pytest.mark.parametrize('heads', [1, 3])
+def test_weighted_unit_vectors(heads, channels):
+    generator = torch.Generator().manual_seed(0)
+    options = {'generator': generator, 'dtype': torch.float64}
+    x, w = torch.randn(4, channels, **options), torch.randn(heads, channels, **options)
+    cotangent = torch.randn(4, heads * channels, **options)
+    for wanted in [(True, True), (False, True), (True, False)]:
+        given = [
+            t.clone().requires_grad_(g) for t, g in zip((x, w), wanted, strict=True)
+        ]
+        leaves = [leaf for leaf in given if leaf.requires_grad]
+        expected, actual = plain_unit_vectors(*given), weighted_unit_vectors(*given)
+        torch.testing.assert_close(actual, expected)
+        grads = torch.autograd.grad(actual, leaves, cotangent)
+        others = torch.autograd.grad(expected, leaves, cotangent)
+        for grad, other in zip(grads, others, strict=True):
+            torch.testing.assert_close(grad, other)
+
+
+def test_gradcheck_of_weighted_unit_vectors():
+    x, w = vectors(4).requires_grad_(), vectors(3, seed=1).requires_grad_()
+    assert gradcheck(weighted_unit_vectors, (x, w))
+
+
+def test_zero_vectors_stay_zero_and_get_no_gradient():
+    x, w = vectors(4), vectors(3, seed=1).requires_grad_()
+    x[1] = 0.0
+    x.requires_grad_()
+    out = weighted_unit_vectors(x, w)
+    assert out[1].eq(0).all()
+    (out * torch.arange(15)).sum().backward()
+    assert x.grad[1].eq(0).all()
+    assert bool(torch.isfinite(x.grad).all() and torch.isfinite(w.grad).all())
+    assert weighted_unit_vectors(x[:0], w).shape == (0, 15)
+
+
+@pytest.mark.parametrize('scale', [1e-9, 1e-4, 1e4, 1e9, 1e16, 1e18])
+def test_tiny_and_huge_vectors_keep_their_direction(scale):
+    x, w = vectors(4), vectors(3, seed=1)
+    expected = weighted_unit_vectors(x, w).float()
+    mixed = torch.tensor([1.0, scale, 1.0, scale]).unsqueeze(1)
+    for factor in (scale, mixed):
+        given = (factor * x).float().requires_grad_()
+        weight = w.float().requires_grad_()
+        out = weighted_unit_vectors(given, weight)
+        torch.testing.assert_close(out, expected)
+        (out * torch.arange(15.0)).sum().backward()
+        assert bool(given.grad.isfinite().all() and weight.grad.isfinite().all())
