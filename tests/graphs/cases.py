@@ -257,20 +257,23 @@ def low_rank_case(rows, cols, seed=0) -> Case:
 
 def feature_case(kind, rows, cols, seed=0) -> Case:
     """Implicit weighted cosines of features, which may want gradients themselves."""
-    assert cols is rows
+    index = None if cols is rows else anchor_index(rows, cols)
+    anchors = () if index is None else (index, cols)
     features = make_features(rows, sparse=kind == 'sparse')
     x = features.to_dense()
     w = uniform(2, NUM_FEATURES, seed=seed) + 0.2
 
     def make(w, x=None):
-        return FeatureGraph(features if x is None else Features(x, rows), w)
+        return FeatureGraph(features if x is None else Features(x, rows), w, *anchors)
 
     def dense(w, own=None):
         own = x if own is None else own
-        return block_diagonal(weighted_dense(own, own, w), rows, cols)
+        similarities = weighted_dense(own, own if index is None else own[index], w)
+        return block_diagonal(similarities, rows, cols)
 
     leaves = (w, x) if kind == 'learned' else (w,)
-    return Case(leaves, make, dense, rows, cols, features)
+    chosen = features if index is None else features.rows(index, cols)
+    return Case(leaves, make, dense, rows, cols, chosen)
 
 
 BUILDERS: dict[str, Callable[..., Case]] = {}
@@ -294,13 +297,9 @@ def make_case(name: str, batch: str, anchored: bool = False, seed: int = 0) -> C
 
 
 def parametrize(names_and_batches):
-    """Over cases, of node-node graphs and (where there are any) of node-anchor ones."""
+    """Over cases, of node-node graphs and of node-anchor affinities."""
     params = [(name, batch, False) for name, batch in names_and_batches]
-    params += [
-        (name, batch, True)
-        for name, batch in names_and_batches
-        if not name.startswith('feature')
-    ]
+    params += [(name, batch, True) for name, batch in names_and_batches]
     return pytest.mark.parametrize(
         'given',
         [

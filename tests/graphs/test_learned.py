@@ -20,6 +20,7 @@ from torch_geometric_idgl.ops import Features
 
 every_batch = pytest.mark.parametrize('batch', list(SIZES))
 ANCHORED = ['dense-eps/inner', 'tiled-eps/inner', 'sparse-eps/inner', 'low_rank']
+ANCHORED += ['feature/sparse', 'feature/dense']
 
 
 def inverse(degree):
@@ -48,7 +49,7 @@ def pairwise_energy(a, x):
 
 @every_batch
 @pytest.mark.parametrize(
-    'name', [*ANCHORED, 'tiled-top/inner', 'sparse-top/inner', 'feature/sparse']
+    'name', [*ANCHORED, 'tiled-top/inner', 'sparse-top/inner']
 )
 def test_node_graph(name, batch, monkeypatch):
     use_small_blocks(monkeypatch)

@@ -310,8 +310,7 @@ def test_distances(given, monkeypatch):
     case = make_case(*given)
     a, op = case.dense(*case.leaves).detach(), case.make(*case.leaves)
     _, batch, anchored = given
-    names = MAIN if anchored else [*MAIN, 'feature/sparse']
-    for name in (given[0], *names):
+    for name in (given[0], *MAIN, 'feature/sparse'):
         other = make_case(name, batch, anchored, seed=7)
         b, other_op = other.dense(*other.leaves).detach(), other.make(*other.leaves)
         distance = case.graph_sums((a - b).square())
