@@ -333,8 +333,7 @@ def test_sample_anchors():
     assert sample_anchors(nodes, None, 0.5).nodes.sizes == (3, 0, 1)
     generator = torch.Generator()
     draws = [
-        sample_anchors(nodes, 3, None, generator.manual_seed(1)).index
-        for _ in range(2)
+        sample_anchors(nodes, 3, None, generator.manual_seed(1)).index for _ in range(2)
     ]
     assert torch.equal(*draws)
 

@@ -10,6 +10,7 @@ from torch_geometric_idgl.ops.numeric import (
     safe_reciprocal,
     safe_rsqrt,
     symmetric_product,
+    widen,
 )
 
 
@@ -109,9 +110,18 @@ def test_relu_dropout(training):
 
 
 @pytest.mark.parametrize('batch', [1, 2])
-@pytest.mark.parametrize('size', [0, 1, 256, 257, 600, 1100])
-def test_symmetric_product(batch, size):
+def test_symmetric_product(batch):
     """In one strip and in several, the last of which may be narrow."""
-    b = torch.randn(batch, 5, size, dtype=torch.float64)
-    a = b * torch.randn(batch, 5, 1, dtype=torch.float64)
-    torch.testing.assert_close(symmetric_product(a, b), a.transpose(1, 2) @ b)
+    for size in [0, 1, 256, 257, 600, 1100]:
+        b = torch.randn(batch, 5, size, dtype=torch.float64)
+        a = b * torch.randn(batch, 5, 1, dtype=torch.float64)
+        torch.testing.assert_close(symmetric_product(a, b), a.transpose(1, 2) @ b)
+
+
+@pytest.mark.parametrize('width', [0, 1, 2, 15, 16, 17, 31, 32, 33])
+def test_widen(width):
+    x = torch.rand(3, width)
+    wide = widen(x)
+    assert torch.equal(wide[:, :width], x) and not wide[:, width:].any()
+    expected = {0: 0, 1: 1, 2: 16, 15: 16, 17: 32, 31: 32, 33: 33}
+    assert wide.size(1) == expected.get(width, width)
