@@ -4,7 +4,17 @@ import itertools
 
 import pytest
 import torch
-from torch_geometric.nn import GCN, GATConv, GCNConv, GraphConv, SAGEConv
+from torch_geometric.nn import (
+    GCN,
+    ChebConv,
+    GATConv,
+    GCNConv,
+    GraphConv,
+    LEConv,
+    SAGEConv,
+    SGConv,
+    SSGConv,
+)
 
 from tests.nn.common import (
     MODELS,
@@ -104,9 +114,10 @@ def test_pyg_gcn_conv_is_the_gcn_layer(cls):
     plain = make_model(cls, **options).double()
 
     def conv(i, o):
-        return GCNConv(i, o, bias=False, normalize=False)
+        return GCNConv(i, o, bias=False)  # told not to normalise once more
 
     other = make_model(cls, backbone=conv, **options).double()
+    assert not any(layer.conv.normalize for layer in other.backbone.convs)
     state = {
         key.replace('.lin.', '.conv.lin.') if 'convs' in key else key: value
         for key, value in plain.state_dict().items()
@@ -279,6 +290,81 @@ def test_user_layer_on_operators():
     first, second = model.backbone.convs
     z = (a @ a @ first.lin(x)).relu()
     assert_close(out, a @ a @ second.lin(z), 1e-9)
+
+
+class Overwriting(OperatorConv):
+    """Writes over what it has multiplied, as sparing layers do."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.lin = torch.nn.Linear(i, o, bias=False)
+
+    def project(self, x):
+        return self.lin(x)
+
+    def propagate(self, projected, graph):
+        h = projected.detach().clone()
+        for _ in range(3):
+            h.copy_(graph.matmul(h))
+        return h
+
+
+@pytest.mark.parametrize('cls', MODELS)
+@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'low_rank'])
+@torch.no_grad()
+def test_layer_that_changes_its_message(cls, backend):
+    """Products depend on values, not on which tensor holds them."""
+    model, x, out, trace = run(cls, backbone=Overwriting, backend=backend)
+    a = trace.mixed.to_dense()
+    cubed = a @ a @ a
+    first, second = model.backbone.convs
+    z = (cubed @ first.lin(x)).relu()
+    assert_close(out, cubed @ second.lin(z), 1e-9)
+    assert_close(model(x, make_graph(N)[1]), out, 1e-9)
+
+
+def test_layer_with_parts():
+    """Message and end of a layer of one product, as the documentation shows it."""
+
+    class Layer(OperatorConv):
+        def __init__(self, i, o):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(i, o))
+            self.bias = torch.nn.Parameter(torch.zeros(o))
+
+        def project(self, x):
+            return x.matmul(self.weight)
+
+        def finish(self, aggregated, projected):
+            return aggregated + self.bias
+
+    model, x, out, trace = run(backbone=Layer)
+    first, second = model.backbone.convs
+    expected = first(x, trace.mixed).relu()
+    expected = second(expected, trace.mixed)
+    a = trace.mixed.to_dense()
+    assert_close(out, a @ ((a @ x @ first.weight).relu() @ second.weight), 1e-9)
+    assert_close(out, expected, 1e-9)
+    for part in ('project', 'finish'):
+        given = () if part == 'project' else (x,)
+        with pytest.raises(NotImplementedError):
+            getattr(OperatorConv(), part)(x, *given)
+
+
+@pytest.mark.parametrize('conv', [SGConv, SSGConv, ChebConv])
+def test_convolutions_that_always_normalise_are_refused(conv):
+    def make(i, o):
+        return conv(i, o, **({'K': 2} if conv is ChebConv else {'alpha': 0.1}))
+
+    make = make if conv is not SGConv else conv
+    with pytest.raises(ValueError, match=rf'graph as it is.*{conv.__name__}.*always'):
+        IDGL(6, 8, 2, 3, backbone=make)
+
+
+def test_convolutions_without_normalisation_are_left_alone():
+    model, *_ = run(backbone=LEConv)
+    assert all(isinstance(layer.conv, LEConv) for layer in model.backbone.convs)
+    model.reset_parameters()
 
 
 def test_bad_backbones():

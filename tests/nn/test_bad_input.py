@@ -58,6 +58,11 @@ INPUTS = {
         r"'x' .* finite .got up to \d\.\de\+\d+, too large",
     ),
     'x double': ({'x': X.double()}, TypeError, r"'x' .*float32.* .got torch.float64"),
+    'x hybrid': (
+        {'x': X.to_sparse(1)},
+        ValueError,
+        r"'x' .*(hybrid|dense dimension)",
+    ),
     'in_channels': ({'x': X[:, :5]}, ValueError, r"'x' .* 6 features.*got 5"),
     'edge_index 1-D': (
         {'edge_index': EDGE_INDEX[0]},
@@ -369,3 +374,18 @@ def test_whole_numbers_in_a_sparse_adjacency():
     expected = model(X, dense.to_sparse_csr())
     for dtype in (torch.long, torch.bool):
         assert torch.equal(model(X, dense.to(dtype).to_sparse_coo()), expected)
+
+
+@pytest.mark.parametrize('name', ['act', 'norm'])
+def test_bad_modules(name):
+    for value in (3, 1.5, object()):
+        with pytest.raises(TypeError, match=f"Expected '{name}' to be .*got"):
+            make_model(IDGL, **{name: value})
+
+
+def test_bad_seeds():
+    for seed in (2**63, 2**64):
+        with pytest.raises(ValueError, match=rf"'anchor_seed' .*got {seed}"):
+            make_model(IDGLAnch, anchor_seed=seed)
+    with pytest.raises(ValueError, match=r"'anchor_seed' .* at least 0 .got -1"):
+        make_model(IDGLAnch, anchor_seed=-1)

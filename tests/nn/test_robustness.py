@@ -1,6 +1,7 @@
 """Degenerate graphs: no NaN or infinity, forwards or backwards."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -292,3 +293,111 @@ def test_the_trace_does_not_keep_every_graph():
     assert len(trace.changes) == len(trace.deltas) == 3
     for change in trace.changes:
         assert not any(isinstance(part, GraphOperator) for part in change)
+
+
+def mixed_magnitudes(x, size):
+    """Rows of the given size beside usual ones."""
+    return x * torch.where(torch.arange(len(x)) % 2 == 0, size, 1.0).unsqueeze(1)
+
+
+@pytest.mark.parametrize('size', [1e7, 1e14, 1e16, 1e18])
+@pytest.mark.parametrize('layout', ['dense', 'sparse', 'learned'])
+@pytest.mark.parametrize('cls', MODELS)
+def test_large_features_are_finite_or_refused(cls, layout, size):
+    x, edge_index = make_graph(12)
+    for given in (size * x, mixed_magnitudes(x, size)):
+        given = given.to_sparse_csr() if layout == 'sparse' else given
+        if layout == 'learned':
+            given.requires_grad_()
+        for backend, epsilon in [('low_rank', 0), ('dense', 0.1), ('tiled', 0.1)]:
+            options = {'smoothness': 0.0, 'sparsity': 0.1}
+            model = make_model(cls, backend=backend, epsilon=epsilon, **options)
+            try:
+                result = loss_and_gradients(model, given, edge_index)
+            except ValueError as error:
+                assert "Expected 'x'" in str(error)
+                continue
+            grads = {**result[1]}
+            if layout == 'learned':
+                grads['x'] = given.grad
+                given.grad = None
+            bad = [name for name, grad in grads.items() if not grad.isfinite().all()]
+            assert not bad, (backend, bad)
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('cls', MODELS)
+def test_traces_can_be_saved(cls, backend, tmp_path):
+    x, edge_index = make_graph(12)
+    for sparse, metric in [
+        (False, 'weighted_cosine'),
+        (True, 'cosine'),
+        (False, 'rbf'),
+    ]:
+        if backend == 'low_rank' and metric == 'rbf':
+            continue
+        epsilon = 0.0 if backend == 'low_rank' else 0.2
+        model = make_model(cls, backend=backend, epsilon=epsilon, metric=metric)
+        given = x.to_sparse_csr() if sparse else x
+        _, trace = model(given, edge_index, return_trace=True)
+        torch.save(trace, tmp_path / 'trace.pt')
+        loaded = torch.load(tmp_path / 'trace.pt', weights_only=False)
+        for name in ('first', 'learned', 'mixed', 'initial'):
+            graph, other = getattr(loaded, name), getattr(trace, name)
+            assert_close(graph.to_dense(), other.to_dense())
+            assert torch.equal(graph.to_edges()[0], other.to_edges()[0])
+        assert torch.equal(loaded.out, trace.out)
+        assert torch.equal(loaded.num_iters, trace.num_iters)
+        for delta, other in zip(loaded.deltas, trace.deltas, strict=True):
+            assert_close(delta, other)
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('cls', MODELS)
+def test_graphs_of_a_trace_are_those_of_the_pass(cls, backend):
+    """What happens to features or weights afterwards does not change them."""
+    x, edge_index = make_graph(12)
+    for convert in ('clone', 'to_sparse_csr', 'to_sparse_coo'):
+        given = getattr(x, convert)()
+        model = make_model(cls, backend=backend).eval()
+        _, trace = model(given, edge_index, return_trace=True)
+        expected = make_model(cls, backend=backend).eval()(
+            given, edge_index, return_trace=True
+        )[1]
+        expected = [
+            expected.first.to_dense().clone(),
+            expected.mixed.to_dense().clone(),
+        ]
+        (given if convert == 'clone' else given.values()).fill_(7.0)
+        assert_close(trace.first.to_dense(), expected[0])
+        assert_close(trace.mixed.to_dense(), expected[1])
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_no_warning_of_torch_reaches_the_user(cls):
+    generator = torch.Generator().manual_seed(0)
+    large = torch.rand(80, 900, generator=generator)  # made sparse inside of the model
+    large = large * (large > 0.97)
+    always = torch.is_warn_always_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        forms = [
+            large,
+            large.to_sparse_coo(),
+            large.to_sparse_csr(),
+            large.to_sparse_csc(),
+        ]
+        adjacency = torch.eye(80).to_sparse_csr()
+    torch.set_warn_always(True)  # PyTorch says most things only once otherwise.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            for x in forms:
+                for backend in BACKENDS:
+                    model = make_model(cls, 900, 8, 2, 3, backend=backend, max_iters=2)
+                    loss_and_gradients(model, x)
+                loss_and_gradients(model, x, adjacency)
+                batch = torch.arange(4).repeat_interleave(20)
+                loss_and_gradients(model, x, batch=batch)
+    finally:
+        torch.set_warn_always(always)
