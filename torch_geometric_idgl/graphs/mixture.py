@@ -31,10 +31,6 @@ class Mixture(GraphOperator):
             for weight, graph in rest:
                 self.product = self.product.add(graph.product, alpha=weight)
 
-    def weight_of(self, graph: GraphOperator) -> float:
-        """The weight of one of the graphs."""
-        return next(weight for weight, part in self.terms if part is graph)
-
     def matmul(self, x: Tensor) -> Tensor:
         (weight, graph), *rest = self.terms
         total = weight * graph.matmul(x)

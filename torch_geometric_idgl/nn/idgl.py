@@ -327,12 +327,14 @@ class IDGL(Module):
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
         trace = Trace(nodes, inputs.initial, graph.affinity, graph.affinity, mixed)
+        drafts = []
         if full:
             trace.regs.append(self._loss(graph))  # Eq. 10, 11
-            trace.outs.append(self.backbone.predict(last, mixed))
+            drafts.append(self.backbone.draft(last, mixed))
         stopping = None if self.tol is None else Stopping(graph, self.tol)
         constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
-        active, vectors, backend, drafts = torch.ones_like(trace.num_iters, dtype=torch.bool), z, None, []
+        active = torch.ones_like(trace.num_iters, dtype=torch.bool)
+        vectors, backend = z, None
 
         for t in range(1, max_iters + 1):
             vectors = nodes.where(active, z, vectors)
@@ -346,7 +348,7 @@ class IDGL(Module):
             trace.add(graph.affinity, mixed, active)
             if full:
                 trace.add_loss(self._loss(graph), active)  # Eq. 10, 11
-                drafts.append(self.backbone.draft(last, graph, mixed))
+                drafts.append(self.backbone.draft(last, mixed, graph))
             if stopping and previous is not None:
                 trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
                 active, going_on = stopping.still_changing(graph, active)
@@ -354,7 +356,7 @@ class IDGL(Module):
                     break
 
         if full:
-            trace.add_outs(self.backbone.finish(drafts, constant))
+            trace.add_outs(self.backbone.finish(drafts))
         else:
             trace.outs.append(self.backbone.predict(last, mixed))
         return trace.with_empty_graphs(inputs.graphs, inputs.num_graphs)

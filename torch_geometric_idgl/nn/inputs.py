@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -86,7 +85,7 @@ class InputCache(NamedTuple):
 
     inputs: Inputs
     given: bool  # whether there was a graph: a kNN graph is one of the features
-    x: Tensor | None  # a copy of the features, unless gradients go through them
+    same: bool  # whether the features can serve again: no gradients go through them
 
     @classmethod
     def of(cls, inputs: Inputs, x: Tensor, given: bool) -> InputCache | None:
@@ -94,19 +93,14 @@ class InputCache(NamedTuple):
         value = inputs.initial.value
         if value.requires_grad or value.is_inference():
             return None
-        if x.requires_grad or x.is_inference():
-            return cls(inputs, given, None) if given else None
-        return cls(inputs, given, x.clone())
+        same = not (x.requires_grad or x.is_inference())
+        return cls(inputs, given, same) if same or given else None
 
     def find(self, x: Any, dtype: torch.dtype) -> Inputs | None:
         """The inputs of equal features."""
-        known = self.x
-        if known is None or not isinstance(x, Tensor) or x.requires_grad:
+        if not self.same or not isinstance(x, Tensor) or x.requires_grad:
             return None
-        same = (x.dtype, x.layout, x.device, x.shape)
-        if same != (known.dtype, known.layout, known.device, known.shape):
-            return None
-        if dtype != x.dtype or not _equal(x, known):
+        if x.dtype != dtype or not self.inputs.features.holds(x):
             return None
         return self.inputs
 
@@ -130,17 +124,6 @@ class InputCache(NamedTuple):
                 )
             return None
         return Inputs(Features.from_tensor(x, initial.rows), initial, *rest)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    if a.layout == torch.strided:
-        if a.device.type == 'cpu' and a.dtype != torch.bfloat16:
-            return np.array_equal(a.numpy(), b.numpy())  # twice as fast
-        return torch.equal(a, b)
-    if a.layout == torch.sparse_csr:
-        parts = ('crow_indices', 'col_indices', 'values')
-        return all(torch.equal(getattr(a, p)(), getattr(b, p)()) for p in parts)
-    return torch.equal(a.to_dense(), b.to_dense())
 
 
 # Anchors -----------------------------------------------------------------------------

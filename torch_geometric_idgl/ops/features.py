@@ -62,6 +62,21 @@ class Features:
             return cls(x.clone(), nodes)
         return cls(SparseMatrix.from_dense(x), nodes)
 
+    def holds(self, x: Tensor) -> bool:
+        """Whether these are the features of a tensor."""
+        if (x.dtype, x.device, x.shape) != (self.dtype, self.device, self.value.shape):
+            return False
+        if not isinstance(self.value, SparseMatrix):
+            return x.layout == torch.strided and torch.equal(x, self.value)
+        pattern, value = self.value.pattern, self.value.value
+        if x.layout == torch.strided:
+            found = x[pattern.row, pattern.col]
+            return torch.equal(found, value) and int(x.count_nonzero()) == pattern.nnz
+        other = SparseMatrix.from_torch(x)
+        parts = [(other.pattern.rowptr, pattern.rowptr), (other.value, value)]
+        parts.append((other.pattern.col, pattern.col))
+        return all(torch.equal(*both) for both in parts)
+
     @cached_property
     def range(self) -> tuple[float, float]:
         """The smallest and the largest entry, zero among them."""
