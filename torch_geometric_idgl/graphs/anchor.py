@@ -3,6 +3,7 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ class AnchorGraph(GraphOperator):
 
     Args:
         affinity (Affinity): :math:`\mathbf{R}`, in any form.
-        message (torch.Tensor, optional): What the first layer multiplies the graph with.
+        message (torch.Tensor): What the first layer multiplies the graph with (if
+            known), and a column of ones, whose product is the degrees.
         features (Features, optional): Those of the anchors, if their smoothness is asked
             for.
         previous (AnchorGraph, optional): The graph before, whose distance is asked for.
@@ -63,28 +65,27 @@ class AnchorGraph(GraphOperator):
     def __init__(
         self,
         affinity: Affinity,
-        message: Tensor | None = None,
+        message: Tensor,
         features: Features | None = None,
         previous: AnchorGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.rows, affinity.dtype)
-        ones = torch.ones(
-            max(affinity.shape), 1, dtype=self.dtype, device=self.rows.device
-        )
-        own = ones[: self.num_nodes]
+        ones = message.new_ones(affinity.cols.num_rows, 1)
         found = affinity.measure(
-            ones[: affinity.cols.num_rows],
-            own if message is None else torch.cat([message, own], dim=1),
+            ones,
+            message,
             previous=None if previous is None else previous.matrix or previous.affinity,
             # Back to the nodes, and there and back for every later layer.
-            later=(() if message is None else (message.size(1),)) + 2 * later,
+            later=(message.size(1) - 1, *later, *later),
+            whole=affinity.rows.num_graphs == 1 and (norm or features is not None),
         )
         self.mask: Tensor | None = None
         self.affinity = found.graph
-        self.degree = found.t_product[:, -1]  # type: ignore[index]
-        self.anchor_scale = safe_reciprocal(self.degree).unsqueeze(1)
+        sent: Any = found.t_product
+        self.degree = sent[:, -1]
+        self.anchor_scale = safe_reciprocal(sent[:, -1:])
         node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
         self.node_scale = node_scale
         self._transitions = None
@@ -92,10 +93,8 @@ class AnchorGraph(GraphOperator):
             # Scaling a few entries once spares autograd a copy of every product.
             scaled = affinity.value * node_scale[affinity.pattern.row, 0]
             self._transitions = affinity.with_value(scaled)
-        if message is not None:
-            self.product = self.to_nodes(
-                self.anchor_scale * found.t_product[:, :-1]  # type: ignore[index]
-            )
+        if message.size(1) > 1:
+            self.product = self.to_nodes(self.anchor_scale * sent[:, :-1])
         self.sq_dist = found.sq_dist
         self.own_norm = None
         if previous is not None:
@@ -191,6 +190,8 @@ def _anchor_graph(affinity: Affinity, node_scale: Tensor) -> Tensor:
     if isinstance(affinity, SparseGraph) and affinity.rows.num_graphs == 1:
         matrix = affinity.matrix
         return _SparseAnchorGraph.apply(matrix, matrix.value, node_scale).unsqueeze(0)
+    if isinstance(affinity, TiledGraph) and affinity.has_matrix_slot:
+        return affinity.anchor_graph(node_scale)
     if isinstance(affinity, TiledGraph | FeatureGraph):
         affinity = affinity.to_matrix()
     value = affinity.value if isinstance(affinity, DenseGraph) else _padded(affinity)

@@ -211,6 +211,7 @@ class Affinity(GraphOperator):
         previous: Affinity | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
+        whole: bool = False,
     ) -> Measures:
         r"""Answers all that an iteration asks of a learned matrix, and only that. A
         matrix that recomputes its entries does it in one walk over them.
@@ -225,6 +226,7 @@ class Affinity(GraphOperator):
             norm (bool, optional): For :math:`\|\mathbf{A}\|_F^2` with gradient.
             later (Tuple[int], optional): The numbers of columns of products that will
                 follow, which can then share one backward pass with these.
+            whole (bool, optional): Whether the graph of the anchors will follow.
         """
         dist, lacks_norm = None, False
         if previous is not None:

@@ -2,7 +2,9 @@ r"""The graph of which only a factor is formed."""
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
-from .base import Affinity
+from .base import Affinity, Measures
 
 __all__ = ['LowRankGraph', 'expand', 'project']
 
@@ -107,17 +109,33 @@ class LowRankGraph(Affinity):
 
     @torch.no_grad()
     def sq_dist(self, other: Affinity) -> Tensor:
-        if not isinstance(other, LowRankGraph) or self.u.shape != other.u.shape:
+        if not self._is_comparable(other):
             return super().sq_dist(other)
         # With D = U - U' and E = V - V', A - A' = D V^T + U' E^T: every term is of the
         # size of the difference, so nothing cancels near convergence.
-        d = self.u - other.u
-        e = d if self.symmetric and other.symmetric else self.v - other.v
+        d, e = self.u - other.u, self.v - other.v
         d_gram, u_cross = project(d, d, self.rows), project(other.u, d, self.rows)
-        if e is d:
-            e_gram, v_cross = d_gram, u_cross.transpose(1, 2) + d_gram
-        else:
-            e_gram, v_cross = project(e, e, self.cols), project(e, self.v, self.cols)
+        e_gram, v_cross = project(e, e, self.cols), project(e, self.v, self.cols)
         (u_gram, _), (_, v_gram) = other._grams, self._grams
         total = d_gram * v_gram + e_gram * u_gram + 2.0 * u_cross * v_cross
         return total.sum((1, 2)).clamp(min=0.0)
+
+    def measure(self, x=None, t_x=None, *, previous=None, **kwargs) -> Measures:
+        if not (self.symmetric and self._is_comparable(previous)):
+            return super().measure(x, t_x, previous=previous, **kwargs)
+        # U'^T U', U'^T D and D^T D give all of the distance, and U^T U as well: two
+        # products for each graph instead of five.
+        found = super().measure(x, t_x, **kwargs)
+        with torch.no_grad():
+            d, gram = self.u - previous.u, previous._grams[0]
+            d_gram, cross = project(d, d, self.rows), project(previous.u, d, self.rows)
+            t_cross = cross.transpose(1, 2) + d_gram
+            own_gram = gram + cross + t_cross
+            dist = d_gram * (own_gram + gram) + 2.0 * cross * t_cross
+        graph = copy.copy(self)
+        graph.__dict__['_grams'] = (own_gram, own_gram)
+        dist = dist.sum((1, 2)).clamp(min=0.0)
+        return found._replace(graph=graph, sq_dist=dist)
+
+    def _is_comparable(self, other: Affinity | None) -> TypeGuard[LowRankGraph]:
+        return isinstance(other, LowRankGraph) and self.u.shape == other.u.shape

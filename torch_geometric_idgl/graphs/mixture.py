@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .base import GraphOperator
 
-__all__ = ['Mixture']
+__all__ = ['Mixture', 'weighted_sum']
 
 
 class Mixture(GraphOperator):
@@ -26,14 +26,15 @@ class Mixture(GraphOperator):
                 merged[id(part)] = (before + weight * own, part)
         self.terms = list(merged.values())
         if all(graph.product is not None for _, graph in terms):
-            (weight, graph), *rest = terms
-            self.product = weight * graph.product
-            for weight, graph in rest:
-                self.product = self.product.add(graph.product, alpha=weight)
+            self.product = weighted_sum([(w, graph.product) for w, graph in terms])  # type: ignore[misc]
 
     def matmul(self, x: Tensor) -> Tensor:
-        (weight, graph), *rest = self.terms
-        total = weight * graph.matmul(x)
-        for weight, graph in rest:
-            total = total.add(graph.matmul(x), alpha=weight)
-        return total
+        return weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
+
+
+def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    (weight, value), *rest = terms
+    total = value if weight == 1.0 else weight * value
+    for weight, value in rest:
+        total = total.add(value, alpha=weight)
+    return total

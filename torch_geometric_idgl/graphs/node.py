@@ -3,6 +3,7 @@ r"""A learned graph of all pairs of nodes, with what one look at it has found ou
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ class NodeGraph(GraphOperator):
 
     Args:
         affinity (Affinity): :math:`\mathbf{A}`.
-        message (torch.Tensor, optional): What the first layer multiplies it with.
+        message (torch.Tensor): What the first layer multiplies it with (if known), and
+            a column of ones, whose product is the degrees.
         features (Features, optional): The features whose smoothness is asked for.
         previous (NodeGraph, optional): The graph before, whose distance is asked for.
         norm (bool): Whether the squared norm is asked for.
@@ -46,28 +48,28 @@ class NodeGraph(GraphOperator):
     def __init__(
         self,
         affinity: Affinity,
-        message: Tensor | None = None,
+        message: Tensor,
         features: Features | None = None,
         previous: NodeGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.cols, affinity.dtype)
-        ones = torch.ones(self.num_nodes, 1, dtype=self.dtype, device=self.rows.device)
         found = affinity.measure(
-            ones if message is None else torch.cat([message, ones], dim=1),
-            None if affinity.symmetric or features is None else ones,
+            message,
+            None if affinity.symmetric or features is None else message[:, -1:],
             features=features,
             previous=None if previous is None else previous.affinity,
             norm=norm,
             later=later,
         )
+        product: Any = found.product
         self.mask: Tensor | None = None
         self.affinity = found.graph
-        self.degree = found.product[:, -1]  # type: ignore[index]
-        self.scale = safe_reciprocal(self.degree).unsqueeze(1)
-        if message is not None:
-            self.product = self.scale * found.product[:, :-1]  # type: ignore[index]
+        self.degree = product[:, -1]
+        self.scale = safe_reciprocal(product[:, -1:])
+        if message.size(1) > 1:
+            self.product = self.scale * product[:, :-1]
         self.sq_norm = found.sq_norm
         self.sq_dist = found.sq_dist
         self.lacks_norm = found.lacks_norm

@@ -22,11 +22,12 @@ square, and what is below the square stands for what is right of it as well.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.features import Features
-from ..ops.numeric import block_entries, widen
+from ..ops.numeric import block_entries, symmetric_product, widen
 from ..ops.sparse import Pattern
 from .base import Affinity, Measures
 from .dense import DenseGraph
@@ -53,6 +54,7 @@ class TiledGraph(Affinity):
         self.symmetric = scores.symmetric
         self.entries = _Entries(scores, keep)
         self._slots: list[Tensor] = []
+        self._matrix_slot: Tensor | None = None
 
     def measure(
         self,
@@ -63,19 +65,28 @@ class TiledGraph(Affinity):
         previous: Affinity | None = None,
         norm: bool = True,
         later: tuple[int, ...] = (),
+        whole: bool = False,
     ) -> Measures:
         nothing = self.scores.leaves[0].new_zeros(max(self.shape), 0)
         x = nothing[: self.cols.num_rows] if x is None else x
         t_x = nothing[: self.rows.num_rows] if t_x is None else t_x
         by_tiles = features is not None and not features.requires_grad
         before = previous.entries if self._has_same_tiles(previous) else None
+        sizes = [(sum(self.shape), width) for width in later]
         out, t_out, norm_, inner, dist, *slots = _walk(
-            self.entries, features if by_tiles else None, before, x, t_x, later
+            self.entries,
+            features if by_tiles else None,
+            before,
+            [*sizes, self.shape] if whole else sizes,
+            x,
+            t_x,
         )
         # Whoever has the graph may spend each slot once. Only the cost of a product
         # depends on whether there is one left, never its result.
         graph = TiledGraph.__new__(TiledGraph)
-        graph.__dict__.update(self.__dict__, _slots=slots)
+        graph.__dict__.update(self.__dict__)
+        graph._matrix_slot = slots.pop() if whole else None
+        graph._slots = slots
         if features is not None and not by_tiles:
             inner = self.gram_inner(features)
         if previous is not None and before is None:
@@ -91,8 +102,9 @@ class TiledGraph(Affinity):
     def _product(self, x: Tensor, transposed: bool) -> Tensor:
         if not torch.is_grad_enabled():
             return self.entries.matmul(x, transposed)
+        fitting = [slot.size(1) for slot in self._slots if slot.size(1) >= x.size(1)]
         for place, slot in enumerate(self._slots):
-            if slot.size(1) == x.size(1):
+            if slot.size(1) == min(fitting, default=-1):
                 del self._slots[place]
                 return _later_product(self.entries, slot, x, transposed)
         if transposed:
@@ -127,6 +139,17 @@ class TiledGraph(Affinity):
             col = pattern.col[places] - cols.start
             found.append(self.scores.block(tile)[row, col])
         return torch.cat(found)
+
+    def anchor_graph(self, scale: Tensor) -> Tensor:
+        r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}` of a single
+        node-anchor affinity that was measured with :obj:`whole=True`.
+        """
+        assert self._matrix_slot is not None
+        return _AnchorGraph.apply(self.entries, self._matrix_slot, scale)
+
+    @property
+    def has_matrix_slot(self) -> bool:
+        return self._matrix_slot is not None
 
     def to_matrix(self) -> DenseGraph:
         """The same graph with its whole matrix in autograd's hands."""
@@ -216,8 +239,9 @@ class _Walk(torch.autograd.Function):
     """One walk over the tiles, and the one backward of the whole graph."""
 
     @staticmethod
-    def forward(ctx, entries, features, previous, later, x, y, *leaves):
+    def forward(ctx, entries, features, previous, slot_sizes, x, y, *leaves):
         ctx.entries, ctx.features = entries, features
+        ctx.set_materialize_grads(False)  # Slots that nobody took are large.
         ctx.save_for_backward(x, y, *leaves)
         rows, cols = entries.scores.rows, entries.scores.cols
         widths = x.size(1), y.size(1)
@@ -248,8 +272,7 @@ class _Walk(torch.autograd.Function):
             sums.index_add_(1, graph, torch.stack(parts, dim=1))
         norm, inner, distance = sums.unbind(0)
         ctx.mark_non_differentiable(distance)
-        height = rows.num_rows + cols.num_rows
-        slots = [x.new_zeros(()).expand(height, width) for width in later]
+        slots = [x.new_zeros(()).expand(size) for size in slot_sizes]
         out, t_out = out[:, : widths[0]], t_out[:, : widths[1]]
         return out, t_out, norm.clone(), inner.clone(), distance, *slots
 
@@ -260,11 +283,22 @@ class _Walk(torch.autograd.Function):
         scores = entries.scores
         x, y, *leaves = ctx.saved_tensors
         sizes = [scores.rows.num_rows, scores.cols.num_rows]
-        lefts, rights = [grad_out, y], [x, grad_t_out]
+        graphs = scores.rows.num_graphs
+        grad_out = x.new_zeros(sizes[0], x.size(1)) if grad_out is None else grad_out
+        if grad_t_out is None:
+            grad_t_out = y.new_zeros(sizes[1], y.size(1))
+        grad_norm = x.new_zeros(graphs) if grad_norm is None else grad_norm
+        grad_inner = x.new_zeros(graphs) if grad_inner is None else grad_inner
+        lefts, rights, whole = [grad_out, y], [x, grad_t_out], None
         for both in factors:  # of products that were made with a slot
-            left, right = both.split(sizes)
-            lefts.append(left)
-            rights.append(right)
+            if both is None:
+                continue
+            if both.size(0) == sum(sizes):
+                left, right = both.split(sizes)
+                lefts.append(left)
+                rights.append(right)
+            else:  # of the anchor graph: no small factors
+                whole = both
         left, right = torch.cat(lefts, dim=1), torch.cat(rights, dim=1)
         if entries.halved:  # The gradients of an entry and of its mirror image.
             left, right = torch.cat([left, right], 1), torch.cat([right, left], 1)
@@ -295,6 +329,8 @@ class _Walk(torch.autograd.Function):
             if y.size(1) and ctx.needs_input_grad[5]:
                 torch.mm(block, grad_t_out[others], out=grad_y[mine])
             grad = left[mine] @ right[others].t()
+            if whole is not None:
+                grad += whole[mine, others]
             grad.addcmul_(block, 2.0 * grad_norm[tile.graph])
             if features is not None:
                 grad.addcmul_(features.gram_tile(tile), grad_inner[tile.graph])
@@ -333,6 +369,7 @@ class _LaterProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, entries, slot, x, transposed):
         ctx.entries, ctx.transposed = entries, transposed
+        ctx.spare = slot.size(1) - x.size(1)
         ctx.save_for_backward(x)
         return entries.matmul(x, transposed)
 
@@ -343,16 +380,49 @@ class _LaterProduct(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[2]:
             grad_x = ctx.entries.matmul(grad.contiguous(), not ctx.transposed)
-        factors = (x, grad) if ctx.transposed else (grad, x)
-        return None, torch.cat(factors), grad_x, None
+        factors = torch.cat((x, grad) if ctx.transposed else (grad, x))
+        return None, F.pad(factors, (0, ctx.spare)), grad_x, None
+
+
+class _AnchorGraph(torch.autograd.Function):
+    r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}`; the gradient of
+    :math:`\mathbf{R}` is that of a slot of the same size.
+    """
+
+    @staticmethod
+    def forward(ctx, entries, slot, scale):
+        ctx.entries = entries
+        ctx.save_for_backward(scale)
+        size = entries.scores.cols.num_rows
+        out = scale.new_zeros(1, size, size)
+        for tile in entries.tiles:
+            rows, _ = entries.scores.slices(tile)
+            block = entries.tile(tile).unsqueeze(0)
+            out += symmetric_product(block * scale[rows], block)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensors
+        both = grad[0] + grad[0].t()
+        whole = grad.new_empty(scale.size(0), both.size(0))
+        grad_scale = torch.empty_like(scale)
+        for tile in ctx.entries.tiles:
+            rows, _ = ctx.entries.scores.slices(tile)
+            block = ctx.entries.tile(tile)
+            part = torch.mm(block, both, out=whole[rows])
+            grad_scale[rows] = 0.5 * torch.einsum('ij,ij->i', part, block).unsqueeze(1)
+            part *= scale[rows]
+        return None, whole, grad_scale
 
 
 # Loops over tiles and caches are nothing to compile.
 
 
 @torch.compiler.disable
-def _walk(entries, features, previous, x, y, later):
-    return _Walk.apply(entries, features, previous, later, x, y, *entries.scores.leaves)
+def _walk(entries, *args):
+    return _Walk.apply(entries, *args, *entries.scores.leaves)
 
 
 @torch.compiler.disable

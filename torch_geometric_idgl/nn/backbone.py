@@ -20,6 +20,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
 from ..graphs import GraphOperator, Mixture
+from ..graphs.mixture import weighted_sum
 from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import dropout, relu_dropout
@@ -296,7 +297,7 @@ class Draft(NamedTuple):
 
     projected: Any
     message: Tensor
-    own: Tensor | None  # the product of the message with what is the mixture's own
+    own: list[tuple[float, Tensor]]  # weight and product of what is the mixture's own
     shared: list[tuple[float, GraphOperator]]  # the other terms of the mixture
 
 
@@ -375,11 +376,14 @@ class Backbone(Module):
         projected = layer.project(x.value)
         return projected, layer.message(projected) if _multiplies_once(layer) else None
 
-    @property
-    def later_channels(self) -> tuple[int, ...]:
-        """The numbers of columns of later products with a graph, where known."""
+    def later_channels(self, num_graphs: int = 1) -> tuple[int, ...]:
+        """The numbers of columns of later products with a graph, where known: one for
+        each layer after the first; of a graph that is part of several mixtures, one for
+        each mixture, and one for the last layer of all.
+        """
         widths = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
-        return tuple(width for width in widths if width is not None)
+        known = [width for width in widths if width is not None]
+        return (*(known[:-1] * num_graphs), *(num_graphs * w for w in known[-1:]))
 
     def embed(
         self, projected: Any, graph: GraphOperator, nodes: Nodes, p: float
@@ -436,13 +440,10 @@ class Backbone(Module):
         conv: Any = self.convs[-1]
         if self.lin is not None or not _multiplies_once(conv):
             return self.predict(last, mixed)
-        message, product, shared = conv.message(last), None, []
-        for weight, graph in mixed.terms:
-            if graph is own:
-                product = weight * graph.matmul(message)
-            else:
-                shared.append((weight, graph))
-        return Draft(last, message, product, shared)
+        message = conv.message(last)
+        shared = [term for term in mixed.terms if term[1] is not own]
+        products = [(w, graph.matmul(message)) for w, graph in mixed.terms if graph is own]
+        return Draft(last, message, products, shared)
 
     def finish(self, drafts: list[Draft | Tensor]) -> list[Tensor]:
         """The outputs of all drafts. What their graphs share is multiplied once, with
@@ -450,15 +451,14 @@ class Backbone(Module):
         """
         if isinstance(drafts[0], Tensor):
             return drafts  # type: ignore[return-value]
-        together = torch.cat([draft.message for draft in drafts], dim=1)  # type: ignore
-        graphs = {id(graph): graph for draft in drafts for _, graph in draft.shared}  # type: ignore
+        started: list[Any] = drafts
+        together = torch.cat([draft.message for draft in started], dim=1)
+        graphs = {id(graph): graph for draft in started for _, graph in draft.shared}
         products = {key: graph.matmul(together) for key, graph in graphs.items()}
         outs, start = [], 0
-        for projected, message, total, shared in drafts:
+        for projected, message, own, shared in started:
             stop = start + message.size(1)
-            for weight, graph in shared:
-                part = products[id(graph)][:, start:stop]
-                total = weight * part if total is None else total.add(part, alpha=weight)
-            outs.append(self.convs[-1].finish(total, projected))  # type: ignore[operator]
+            parts = [(w, products[id(graph)][:, start:stop]) for w, graph in shared]
+            outs.append(self.convs[-1].finish(weighted_sum(parts + own), projected))  # type: ignore
             start = stop
         return outs

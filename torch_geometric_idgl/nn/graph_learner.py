@@ -156,7 +156,7 @@ class GraphLearner(Module):
             scores = self.scores(x, nodes, anchors)
             if backend == 'sparse':
                 return SparseGraph.from_scores(scores)
-            if backend == 'dense' and (anchors is not None or nodes.num_graphs > 1):
+            if backend == 'dense' and nodes.num_graphs > 1:
                 value = scores.dense()
                 return DenseGraph(value, nodes, scores.cols, scores.symmetric)
             return TiledGraph(scores, keep=backend == 'dense')

@@ -36,10 +36,11 @@ __all__ = ['IDGL', 'IDGLAnch']
 class _Question(NamedTuple):
     """What is asked of every learned graph of a pass."""
 
-    message: Tensor | None  # for its product with what enters the first layer
+    message: Tensor  # for its products with what enters the first layer, and with ones
     features: Features | None  # for the smoothness of these features on it
     norm: bool  # for its squared norm
-    later: tuple[int, ...]  # the numbers of columns of products that will follow
+    # The numbers of columns of products that will follow: of the first graph, of others.
+    later: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class IDGL(Module):
@@ -321,7 +322,7 @@ class IDGL(Module):
         nodes = x.nodes
         projected, message = self.backbone.project(x)  # X W: the same for all graphs
         initial = inputs.initial.multiplied(message)
-        question = self._question(x, message, anchors, full)
+        question = self._question(x, message, anchors, max_iters, full)
 
         graph = self._learn(self.feature_learner, x, nodes, anchors, question)  # Eq. 1
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
@@ -362,14 +363,24 @@ class IDGL(Module):
         return trace.with_empty_graphs(inputs.graphs, inputs.num_graphs)
 
     def _question(
-        self, x: Features, message: Tensor | None, anchors: Anchors | None, full: bool
+        self,
+        x: Features,
+        message: Tensor | None,
+        anchors: Anchors | None,
+        max_iters: int,
+        full: bool,
     ) -> _Question:
+        ones = torch.ones(x.nodes.num_rows, 1, dtype=x.dtype, device=x.device)
+        both = ones if message is None else torch.cat([message, ones], dim=1)
         smooth = full and self.smoothness > 0
         if smooth and anchors is not None:
             x = x.rows(anchors.index, anchors.nodes)
-        norm = full and self.sparsity > 0
-        later = self.backbone.later_channels
-        return _Question(message, x if smooth else None, norm, later)
+        # The first graph is part of every mixture, and dropped by itself.
+        first = self.backbone.later_channels(1 + max_iters)
+        if message is not None and self.training and self.graph_dropout > 0:
+            first = (message.size(1), *first)
+        later = (first, self.backbone.later_channels())
+        return _Question(both, x if smooth else None, full and self.sparsity > 0, later)
 
     def _learn(
         self,
@@ -384,7 +395,8 @@ class IDGL(Module):
         nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
         affinity = learner(vectors, nodes, anchors, nonnegative, backend)
         message, features, norm, later = question
-        return self._graph_type(affinity, message, features, previous, norm, later)
+        columns = later[learner is not self.feature_learner]
+        return self._graph_type(affinity, message, features, previous, norm, columns)
 
     def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
