@@ -15,7 +15,6 @@ EXAMPLES = ROOT / 'examples'
 EMBEDDED = [
     ('demo.py', '--epochs', '2', '--first-phase', '1', '--out', 'picture.png'),
     ('idgl_wine.py', '--epochs', '2', '--first-phase', '1'),
-    ('drop_in_gcn.py', '--dataset', 'wine', '--epochs', '2'),
     ('learned_graph_transform.py', '--gnn', 'GAT', '--epochs', '8'),
     ('learned_graph_transform.py', '--gnn', 'GCN', '--epochs', '8'),
     ('learned_graph_transform.py', '--gnn', 'GraphSAGE', '--epochs', '8'),

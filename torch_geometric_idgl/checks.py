@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+_LARGEST = 1e17
+
+
 def check_at_least(name: str, value: Any, bound: float, integer: bool = False) -> None:
     """Raise unless a finite number is at least a bound (and whole, if asked)."""
     if isinstance(value, bool) or not isinstance(value, Integral if integer else Real):
@@ -101,14 +104,18 @@ def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
     value = x.detach()
     if value.layout != torch.strided:
         value = value.to_sparse_coo().coalesce().values()
-    # The norm is not finite if an entry isn't; only then are entries looked at.
-    wide = torch.promote_types(dtype, torch.float)
-    if not torch.isfinite(torch.linalg.vector_norm(value, dtype=wide)):
+    largest = float(value.abs().max()) if value.numel() else 0.0  # NaN, if there is one
+    if not math.isfinite(largest):
         bad = int((~torch.isfinite(value)).sum())
-        got = f'{bad} NaN or infinite entries'
-        if bad == 0:
-            got = f'up to {float(value.abs().max()):.1e}, too large to square'
-        raise ValueError(f"Expected 'x' to be finite (got {got})")
+        raise ValueError(
+            f"Expected 'x' to be finite (got {bad} NaN or infinite entries)"
+        )
+    bound = min(_LARGEST, torch.finfo(dtype).max)
+    if largest > bound:
+        raise ValueError(
+            f"Expected 'x' to hold numbers of at most {bound:.0e}, whose squares can be "
+            f'summed (got {largest:.1e}); scale the features'
+        )
     return x
 
 

@@ -3,7 +3,6 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,9 +82,10 @@ class AnchorGraph(GraphOperator):
         )
         self.mask: Tensor | None = None
         self.affinity = found.graph
-        sent: Any = found.t_product
-        self.degree = sent[:, -1]
-        self.anchor_scale = safe_reciprocal(sent[:, -1:])
+        width = message.size(1) - 1
+        sent, degree = found.t_product.split((width, 1), dim=1)  # type: ignore
+        self.degree = degree.squeeze(1)
+        self.anchor_scale = safe_reciprocal(degree)
         node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
         self.node_scale = node_scale
         self._transitions = None
@@ -93,8 +93,8 @@ class AnchorGraph(GraphOperator):
             # Scaling a few entries once spares autograd a copy of every product.
             scaled = affinity.value * node_scale[affinity.pattern.row, 0]
             self._transitions = affinity.with_value(scaled)
-        if message.size(1) > 1:
-            self.product = self.to_nodes(self.anchor_scale * sent[:, :-1])
+        if width > 0:
+            self.product = self.to_nodes(self.anchor_scale * sent)
         self.sq_dist = found.sq_dist
         self.own_norm = None
         if previous is not None:

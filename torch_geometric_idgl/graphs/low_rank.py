@@ -72,12 +72,14 @@ class LowRankGraph(Affinity):
         self.symmetric = v is None
 
     def matmul(self, x: Tensor) -> Tensor:
-        coefficient = project(self.v, widen(x), self.cols)
-        return expand(self.u, coefficient, self.rows)[:, : x.size(1)]
+        wide = widen(x)
+        out = expand(self.u, project(self.v, wide, self.cols), self.rows)
+        return out if wide is x else out[:, : x.size(1)]
 
     def t_matmul(self, x: Tensor) -> Tensor:
-        coefficient = project(self.u, widen(x), self.rows)
-        return expand(self.v, coefficient, self.cols)[:, : x.size(1)]
+        wide = widen(x)
+        out = expand(self.v, project(self.u, wide, self.rows), self.cols)
+        return out if wide is x else out[:, : x.size(1)]
 
     def sq_norm(self) -> Tensor:
         if not torch.is_grad_enabled():

@@ -33,8 +33,9 @@ class Mixture(GraphOperator):
 
 
 def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    """The sum of matrices times numbers, which is nobody else's."""
     (weight, value), *rest = terms
-    total = value if weight == 1.0 else weight * value
+    total = value if weight == 1.0 and rest else weight * value
     for weight, value in rest:
         total = total.add(value, alpha=weight)
     return total

@@ -3,7 +3,6 @@ r"""A learned graph of all pairs of nodes, with what one look at it has found ou
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,13 +62,14 @@ class NodeGraph(GraphOperator):
             norm=norm,
             later=later,
         )
-        product: Any = found.product
+        width = message.size(1) - 1
+        product, degree = found.product.split((width, 1), dim=1)  # type: ignore
         self.mask: Tensor | None = None
         self.affinity = found.graph
-        self.degree = product[:, -1]
-        self.scale = safe_reciprocal(product[:, -1:])
-        if message.size(1) > 1:
-            self.product = self.scale * product[:, :-1]
+        self.degree = degree.squeeze(1)
+        self.scale = safe_reciprocal(degree)
+        if width > 0:
+            self.product = self.scale * product
         self.sq_norm = found.sq_norm
         self.sq_dist = found.sq_dist
         self.lacks_norm = found.lacks_norm

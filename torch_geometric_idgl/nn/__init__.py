@@ -5,10 +5,12 @@ from .graph_learner import GraphLearner
 from .idgl import IDGL, IDGLAnch
 from .similarity import RBF, Attention, Cosine, Metric, WeightedCosine
 from .trace import Trace
+from .wrap import to_idgl
 
 __all__ = [
     'IDGL',
     'IDGLAnch',
+    'to_idgl',
     'Trace',
     'GraphLearner',
     'Metric',

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -208,25 +208,36 @@ class APPNPLayer(OperatorConv):
         return out
 
 
+# What normalises in any case, and so would normalise the mixed graph once more.
+_ALWAYS_NORMALIZE = (
+    'SGConv',
+    'SSGConv',
+    'ARMAConv',
+    'ChebConv',
+    'MixHopConv',
+    'WLConvContinuous',
+)
+
+
+def edge_refusal(conv: Module) -> str | None:
+    """Why a convolution cannot run on weighted, normalised edges, if it cannot."""
+    if 'edge_weight' not in inspect.signature(conv.forward).parameters:
+        return "whose 'forward' takes no 'edge_weight'"
+    names = {cls.__name__ for cls in type(conv).__mro__}
+    if names.intersection(_ALWAYS_NORMALIZE):
+        return 'which always normalises the graph itself'
+    return None
+
+
 class EdgeLayer(OperatorConv):
     """Any PyG convolution with edge weights, on the exported edges of the graph."""
 
-    # What normalises in any case, and so would normalise the mixed graph once more.
-    _ALWAYS_NORMALIZE = ('SGConv', 'SSGConv', 'ARMAConv', 'ChebConv')
-
     def __init__(self, conv: Module) -> None:
         super().__init__()
-        if 'edge_weight' not in inspect.signature(conv.forward).parameters:
+        if reason := edge_refusal(conv):
             raise ValueError(
-                f"Expected a convolution whose 'forward' takes 'edge_weight' "
-                f'(got {conv})'
-            )
-        names = {cls.__name__ for cls in type(conv).__mro__}
-        if names.intersection(self._ALWAYS_NORMALIZE):
-            raise ValueError(
-                f'Expected a convolution that can take the graph as it is, because the '
-                f'mixed graph is normalised already (got {conv}, which always '
-                f'normalises)'
+                f'Expected a convolution that takes a normalised graph by '
+                f"'edge_weight' (got {conv}, {reason})"
             )
         if getattr(conv, 'normalize', False) is True:
             conv.normalize = False  # type: ignore[assignment]
@@ -356,9 +367,9 @@ class Backbone(Module):
             self.lin = Linear(self.embedding_channels, self.out_channels)
         elif num_layers == 1:
             self.embedding_channels = self.out_channels
-        # Whether embeddings are known to have no negative entry.
+        # Whether embeddings are known to have no negative entry; with `None`, measured.
         normed_last = act_first and self.has_norm and num_norms > 0
-        self.nonnegative = (
+        self.nonnegative: bool | None = (
             isinstance(self.act, _NONNEGATIVE) and not normed_last and jk != 'lstm'
         )
 
@@ -456,9 +467,14 @@ class Backbone(Module):
         graphs = {id(graph): graph for draft in started for _, graph in draft.shared}
         products = {key: graph.matmul(together) for key, graph in graphs.items()}
         outs, start = [], 0
-        for projected, message, own, shared in started:
-            stop = start + message.size(1)
+        for shared, group in groupby(started, key=lambda draft: draft.shared):
+            alike = list(group)
+            widths = [draft.message.size(1) for draft in alike]
+            stop = start + sum(widths)
             parts = [(w, products[id(graph)][:, start:stop]) for w, graph in shared]
-            outs.append(self.convs[-1].finish(weighted_sum(parts + own), projected))  # type: ignore
+            totals = weighted_sum(parts).split(widths, dim=1)
+            for draft, total in zip(alike, totals, strict=True):
+                total = weighted_sum([(1.0, total), *draft.own])
+                outs.append(self.convs[-1].finish(total, draft.projected))  # type: ignore
             start = stop
         return outs

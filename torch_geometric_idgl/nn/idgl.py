@@ -412,8 +412,8 @@ class IDGL(Module):
         self, z: Tensor, nodes: Nodes, anchors: Anchors | None
     ) -> str:
         learner = self.embedding_learner
-        if learner.backend != 'auto':
-            return learner.backend
+        if learner.backend != 'auto' or self.backbone.nonnegative is None:
+            return learner.backend  # Where signs are not known, each graph chooses.
         return learner.choose_backend(z, nodes, anchors, self.backbone.nonnegative)
 
     def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..checks import check_at_least
-from ..ops.cosine import scaled_rows, weighted_unit_vectors
+from ..ops.cosine import weighted_unit_vectors
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import SparseMatrix
 
@@ -124,7 +124,9 @@ class Cosine(Metric):
         super().__init__()
 
     def embed(self, x: Tensor | SparseMatrix) -> Tensor:
-        x = scaled_rows(x.to_dense())
+        x = x.to_dense()
+        if x.numel():  # Cosines do not change, and squares do not overflow.
+            x = x / x.detach().abs().amax(dim=1, keepdim=True).clamp(min=1.0)
         return x * safe_rsqrt(x.square().sum(1, keepdim=True))
 
     def nonnegative(self, inputs_nonnegative: bool) -> bool:

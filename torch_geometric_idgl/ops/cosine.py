@@ -8,19 +8,9 @@ from torch.autograd.function import once_differentiable
 
 from .numeric import safe_rsqrt
 
-__all__ = ['scaled_rows', 'weighted_unit_vectors']
+__all__ = ['weighted_unit_vectors']
 
 _SHORT = 128
-
-
-def scaled_rows(x: Tensor) -> Tensor:
-    """Rows divided by their largest entry, if that is above one: cosines do not change,
-    and squares do not overflow.
-    """
-    if x.numel() == 0:
-        return x
-    largest = x.detach().abs().amax(dim=1, keepdim=True)
-    return x / largest.clamp_(min=1.0)
 
 
 class _WeightedUnitVectors(torch.autograd.Function):
@@ -66,4 +56,4 @@ def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:
         x (torch.Tensor): Vectors, of shape :obj:`[n, d]`.
         weight (torch.Tensor): The weights of the heads, of shape :obj:`[m, d]`.
     """
-    return _WeightedUnitVectors.apply(scaled_rows(x), weight)
+    return _WeightedUnitVectors.apply(x, weight)
