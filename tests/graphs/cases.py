@@ -309,6 +309,13 @@ def parametrize(names_and_batches):
     )
 
 
+def with_ones(message: Tensor | int) -> Tensor:
+    """What learned graphs are multiplied with: a message, if any, and ones."""
+    if isinstance(message, int):
+        return torch.ones(message, 1, dtype=torch.float64)
+    return torch.cat([message, message.new_ones(message.size(0), 1)], dim=1)
+
+
 # Blocks and tables --------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from tests.graphs.cases import (
     make_nodes,
     uniform,
     use_small_blocks,
+    with_ones,
 )
 from torch_geometric_idgl.graphs import AnchorGraph, DenseGraph, NodeGraph
 from torch_geometric_idgl.ops import Features
@@ -55,8 +56,9 @@ def test_node_graph(name, batch, monkeypatch):
     leaves, n = case.fresh_leaves(), case.rows.num_rows
     message, later = (uniform(n, 3, seed=s).requires_grad_() for s in (1, 2))
     x = case.features.to_dense()
-    before = NodeGraph(case.make(*[leaf + 0.1 for leaf in case.leaves]))
-    graph = NodeGraph(case.make(*leaves), message, case.features, before, True, (3,))
+    before = NodeGraph(case.make(*[leaf + 0.1 for leaf in case.leaves]), with_ones(n))
+    both = with_ones(message)
+    graph = NodeGraph(case.make(*leaves), both, case.features, before, True, (3,))
     a = case.dense(*leaves)
     f = inverse(a.sum(1)).unsqueeze(1) * a
     energy = [pairwise_energy(a[i, j], x[i]) for i, j in case.blocks()]
@@ -82,7 +84,7 @@ def test_node_graph(name, batch, monkeypatch):
 @pytest.mark.parametrize('cls', [NodeGraph, AnchorGraph])
 def test_only_what_is_asked_for(cls):
     case = make_case('dense-eps/inner', 'single', cls is AnchorGraph)
-    graph = cls(case.make(*case.leaves))
+    graph = cls(case.make(*case.leaves), with_ones(9))
     assert graph.product is graph.energy is graph.sq_norm is graph.sq_dist is None
 
 
@@ -91,7 +93,7 @@ def test_empty_rows_stay_empty():
     u = case.leaves[0].clone()
     u[1] = 0.0
     u.requires_grad_()
-    out = NodeGraph(case.make(u)).to_dense()
+    out = NodeGraph(case.make(u), with_ones(9)).to_dense()
     assert out[1].eq(0).all() and out[:, 1].eq(0).all()
     out.square().sum().backward()
     assert bool(torch.isfinite(u.grad).all())
@@ -132,8 +134,10 @@ def check_anchor_graph(name, batch, features):
     if features == 'learned':
         x = Features(x.value.requires_grad_(), case.cols)
         inputs.append(x.value)
-    before = AnchorGraph(case.make(*[leaf + 0.1 for leaf in case.leaves]))
-    graph = AnchorGraph(case.make(*leaves), message, x, before, True, (3,))
+    before = case.make(*[leaf + 0.1 for leaf in case.leaves])
+    before = AnchorGraph(before, with_ones(n))
+    both = with_ones(message)
+    graph = AnchorGraph(case.make(*leaves), both, x, before, True, (3,))
     r, value = case.dense(*leaves), x.to_dense()
     pairs_of_graphs = list(recovered(case, r))
     a = torch.block_diag(*[a for a, _ in pairs_of_graphs])
@@ -163,7 +167,7 @@ def check_anchor_graph(name, batch, features):
         assert graph.affinity.cols.sizes == ANCHORS[batch]
 
     # The smoothness alone may go through features, where they are fewer.
-    alone = AnchorGraph(case.make(*leaves), features=x)
+    alone = AnchorGraph(case.make(*leaves), with_ones(n), x)
     check(
         [(alone.energy, torch.stack(energy))],
         inputs[:-1] if x.requires_grad else leaves,
@@ -176,7 +180,7 @@ def test_nodes_and_anchors_without_affinity_stay_finite():
     nodes, anchors = make_nodes((3,)), make_nodes((2,))
     x = Features(torch.rand(2, 4), anchors)
     affinity = DenseGraph(value, nodes, anchors)
-    graph = AnchorGraph(affinity, torch.eye(3), x, norm=True)
+    graph = AnchorGraph(affinity, with_ones(torch.eye(3)), x, norm=True)
     assert graph.product[1].tolist() == [0.0, 0.0, 0.0]
     (graph.product.sum() + graph.sq_norm.sum() + graph.energy.sum()).backward()
     assert bool(torch.isfinite(value.grad).all())
@@ -190,7 +194,7 @@ def test_dropout_comes_once_after_normalising(cls):
     """Of the sending nodes, or of the anchors; the graph itself stays as it was."""
     case = make_case('dense-eps/inner', 'single', cls is AnchorGraph)
     message = uniform(9, 2, seed=1)
-    graph = cls(case.make(*case.leaves), message)
+    graph = cls(case.make(*case.leaves), with_ones(message))
     whole = graph.to_dense()
     torch.manual_seed(0)
     dropped = graph.dropout(0.5, message)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.graphs.cases import SIZES, assert_grads_close, make_case, uniform
+from tests.graphs.cases import SIZES, assert_grads_close, make_case, uniform, with_ones
 from torch_geometric_idgl.graphs import AnchorGraph, GraphOperator, Mixture, NodeGraph
 
 
@@ -29,8 +29,8 @@ def test_graphs_of_different_kinds(batch):
     x, f = (uniform(given.rows.num_rows, 2, seed=s).requires_grad_() for s in (1, 2))
     terms = [
         (0.5, given.make(*leaves[0]).multiplied(x)),
-        (0.3, NodeGraph(tiled.make(*leaves[1]), x)),
-        (0.2, AnchorGraph(anchored.make(*leaves[2]), x)),
+        (0.3, NodeGraph(tiled.make(*leaves[1]), with_ones(x))),
+        (0.2, AnchorGraph(anchored.make(*leaves[2]), with_ones(x))),
     ]
     mixture = Mixture(*terms)
     expected = sum(weight * graph.to_dense() for weight, graph in terms)

@@ -231,16 +231,18 @@ def check_exact(cls, options):
     assert_same(results[0], results[1], 1e-8)
 
 
-def test_inplace_activation():
-    for num_layers in (1, 2):
-        outs = []
-        for inplace in (False, True):
-            model = make_model(
-                IDGL, 6, 8, num_layers, 3, act_kwargs={'inplace': inplace}
-            )
-            x, edge_index = make_graph(N)
-            outs.append(loss_and_gradients(model, x, edge_index))
-        assert_same(outs[1], outs[0])
+@pytest.mark.parametrize('num_layers', [1, 2, 3])
+@pytest.mark.parametrize('act', ['relu', 'leaky_relu', 'hardtanh'])
+def test_inplace_activation(act, num_layers):
+    """What an activation writes over is nobody else's."""
+    x, edge_index = make_graph(N)
+    outs = []
+    for inplace in (False, True):
+        options = {'act': act, 'act_kwargs': {'inplace': inplace}}
+        model = make_model(IDGL, 6, 8, num_layers, 3, tol=None, max_iters=2, **options)
+        model.initial_weight, model.update_weight = 0.3, 0.5
+        outs.append(loss_and_gradients(model, x, edge_index))
+    assert_same(outs[1], outs[0])
 
 
 class Squash(torch.nn.Module):

@@ -170,7 +170,8 @@ def test_the_learned_operator_is_of_the_chosen_kind():
         ('sparse', x, None, None, SparseGraph),
         ('dense', x, None, None, TiledGraph),
         ('dense', x, batch, None, DenseGraph),
-        ('dense', x, None, index, DenseGraph),
+        ('dense', x, None, index, TiledGraph),
+        ('dense', x, batch, index, DenseGraph),
     ]:
         graph = GraphLearner(6, backend=backend)(given, nodes, anchors)
         assert type(graph) is kind

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.graphs.cases import use_small_blocks
 from tests.nn.common import joint_loss, make_graph
 from torch_geometric_idgl.graphs import (
-    DenseGraph,
     FeatureGraph,
     LowRankGraph,
     TiledGraph,
@@ -156,7 +155,7 @@ STEPS = {
     'tiles': (IDGL, (300, 12), {'epsilon': 0.3, 'backend': 'tiled'}, TiledGraph),
     'small': (IDGL, (60, 12), {}, TiledGraph),
     'largest': (IDGL, (60, 12), {'top_k': 3}, TiledGraph),
-    'anchors': (IDGLAnch, (300, 12), {'epsilon': 0.3}, DenseGraph),
+    'anchors': (IDGLAnch, (300, 12), {'epsilon': 0.3}, TiledGraph),
     'anchors, low rank': (IDGLAnch, (300, 12), {}, LowRankGraph),
     'anchors, sparse': (IDGLAnch, (300, 300), {}, FeatureGraph),
 }

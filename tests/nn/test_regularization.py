@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.graphs.cases import SIZES, make_case
+from tests.graphs.cases import SIZES, make_case, with_ones
 from tests.reference import regularizer
 from torch_geometric_idgl.graphs import AnchorGraph, NodeGraph
 from torch_geometric_idgl.nn.loss import graph_loss
@@ -30,7 +30,8 @@ def by_loops(a, x, alpha, beta, gamma):
 
 def loss(cls, case, weights):
     features = case.features if weights[0] else None
-    graph = cls(case.make(*case.leaves), features=features, norm=weights[2] > 0)
+    ones = with_ones(case.rows.num_rows)
+    graph = cls(case.make(*case.leaves), ones, features, norm=weights[2] > 0)
     return graph_loss(graph, *weights)
 
 
