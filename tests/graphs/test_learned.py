@@ -19,7 +19,6 @@ from tests.graphs.cases import (
 from torch_geometric_idgl.graphs import AnchorGraph, DenseGraph, NodeGraph
 from torch_geometric_idgl.ops import Features
 
-every_batch = pytest.mark.parametrize('batch', list(SIZES))
 ANCHORED = ['dense-eps/inner', 'tiled-eps/inner', 'sparse-eps/inner', 'low_rank']
 ANCHORED += ['feature/sparse', 'feature/dense']
 
@@ -48,11 +47,14 @@ def pairwise_energy(a, x):
     return 0.5 * (a * gap).sum()
 
 
-@every_batch
 @pytest.mark.parametrize('name', [*ANCHORED, 'tiled-top/inner', 'sparse-top/inner'])
-def test_node_graph(name, batch, monkeypatch):
+def test_node_graph(name, monkeypatch):
     use_small_blocks(monkeypatch)
-    case = make_case(name, batch)
+    for batch in SIZES:
+        check_node_graph(make_case(name, batch))
+
+
+def check_node_graph(case):
     leaves, n = case.fresh_leaves(), case.rows.num_rows
     message, later = (uniform(n, 3, seed=s).requires_grad_() for s in (1, 2))
     x = case.features.to_dense()
@@ -113,12 +115,12 @@ def recovered(case, r):
         yield delta @ block @ lam @ block.t(), block.t() @ delta @ block
 
 
-@every_batch
+@pytest.mark.parametrize('features', ['dense', 'sparse', 'learned', 'wide'])
 @pytest.mark.parametrize('name', ANCHORED)
-def test_anchor_graph(name, batch, monkeypatch):
+def test_anchor_graph(name, features, monkeypatch):
     """Messages by Eq. 7; norm, degrees and smoothness are those of B-hat."""
     use_small_blocks(monkeypatch)
-    for features in ['dense', 'sparse', 'learned', 'wide']:
+    for batch in SIZES:
         check_anchor_graph(name, batch, features)
 
 

@@ -34,15 +34,13 @@ every_case = parametrize(
     [(name, batch) for name in BUILDERS for batch in ('single', 'ragged')]
     + [(name, batch) for name in TABLES for batch in ('regular', 'uneven')]
 )
-every_ragged_case = parametrize([(name, 'ragged') for name in BUILDERS])
 # One of each way to compute gradients:
-every_gradient = parametrize(
-    [
-        (name, 'ragged')
-        for name in BUILDERS
-        if name in TABLES or name.endswith(('/pair', '/weighted', '-top/inner'))
-    ]
-)
+GRADIENTS = [
+    name
+    for name in BUILDERS
+    if name in TABLES or name.endswith(('/pair', '/weighted', '-top/inner'))
+]
+nodes_and_anchors = (False, True)
 
 
 def places(case, a):
@@ -87,7 +85,7 @@ def edge_squares(a):
     return a[a.detach() > 0].square()
 
 
-def check(case, asked):
+def check(case, asked, note='plain'):
     """Values and gradients of answers against the dense form."""
     leaves = case.fresh_leaves()
     matrix = case.dense(*leaves)
@@ -95,11 +93,12 @@ def check(case, asked):
         actual, expected = ask(case.make(*leaves)), plain(matrix)
         if name == 'to_edges':  # in another order
             actual, expected = actual.sort().values, expected.sort().values
+        name = f'{name}, {note}'
         torch.testing.assert_close(actual, expected, msg=lambda m, n=name: f'{n}: {m}')
         with torch.no_grad():
             again = ask(case.make(*leaves))
         assert not again.requires_grad
-        again = again.sort().values if name == 'to_edges' else again
+        again = again.sort().values if 'to_edges' in name else again
         torch.testing.assert_close(again, expected.detach())
         cotangent = uniform(*expected.shape, seed=4) + 0.5
         sums = (actual * cotangent).sum(), (expected * cotangent).sum()
@@ -107,26 +106,18 @@ def check(case, asked):
 
 
 @every_case
-def test_answers(given):
+def test_answers(given, monkeypatch):
     case = make_case(*given)
     check(case, questions(case))
     check_edges_and_shape(case)
     check_bounds(case)
-
-
-@parametrize([(name, 'single') for name in BUILDERS])
-def test_answers_in_small_blocks(given, monkeypatch):
     use_small_blocks(monkeypatch)
     case = make_case(*given)
-    check(case, questions(case))
-
-
-@parametrize([(name, batch) for name in TABLES for batch in ('ragged', 'uneven')])
-def test_answers_without_tables(given, monkeypatch):
-    use_no_tables(monkeypatch)
-    use_small_blocks(monkeypatch)
-    case = make_case(*given)
-    check(case, questions(case))
+    check(case, questions(case), 'small blocks')
+    if given[0] in TABLES:
+        use_no_tables(monkeypatch)
+        case = make_case(*given)
+        check(case, questions(case), 'no tables')
 
 
 def check_edges_and_shape(case):
@@ -249,11 +240,12 @@ def test_measure(given, monkeypatch):
 
 
 @pytest.mark.parametrize('later', [key for key in LATER if key != 'one by one'])
-@parametrize([(f'{form}/inner', 'single') for form in TILED])
-def test_later_products(given, later, monkeypatch):
+@pytest.mark.parametrize('form', TILED)
+def test_later_products(form, later, monkeypatch):
     """Whatever was announced and comes: only its cost may depend on it."""
     use_small_blocks(monkeypatch)
-    check_at_once(make_case(*given), *LATER[later])
+    for anchored in nodes_and_anchors:
+        check_at_once(make_case(f'{form}/inner', 'single', anchored), *LATER[later])
 
 
 @pytest.mark.parametrize('name', [*MAIN, 'tiled-top/inner', 'feature/dense'])
@@ -287,9 +279,13 @@ def test_products_after_a_measurement_without_gradient(form):
     assert_grads_close(actual, (a @ f).sum() + (a.t() @ g).sum(), [*leaves, g])
 
 
-@every_gradient
-def test_gradcheck(given):
-    case = make_case(*given)
+@pytest.mark.parametrize('name', GRADIENTS)
+def test_gradcheck(name):
+    for anchored in nodes_and_anchors:
+        check_gradients(make_case(name, 'ragged', anchored))
+
+
+def check_gradients(case):
     products = [('matmul', 1)]
     factors = [factor.detach() for factor in make_factors(case, products)]
     features = case.features if case.square else None
@@ -311,15 +307,19 @@ def test_gradcheck(given):
 # Distances ----------------------------------------------------------------------------
 
 
-@every_ragged_case
-def test_distances(given, monkeypatch):
+@pytest.mark.parametrize('name', list(BUILDERS))
+def test_distances(name, monkeypatch):
     """To the same kind and to all others."""
     use_small_blocks(monkeypatch)
-    case = make_case(*given)
+    for anchored in nodes_and_anchors:
+        check_distances(name, anchored)
+
+
+def check_distances(own, anchored):
+    case = make_case(own, 'ragged', anchored)
     a, op = case.dense(*case.leaves).detach(), case.make(*case.leaves)
-    _, batch, anchored = given
-    for name in (given[0], *MAIN, 'feature/sparse'):
-        other = make_case(name, batch, anchored, seed=7)
+    for name in (own, *MAIN, 'feature/sparse'):
+        other = make_case(name, 'ragged', anchored, seed=7)
         b, other_op = other.dense(*other.leaves).detach(), other.make(*other.leaves)
         distance = case.graph_sums((a - b).square())
         for one, two in [(op, other_op), (other_op, op)]:

@@ -95,7 +95,7 @@ def check_batch(model, graphs, tol=1e-9):
     return counts
 
 
-@pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
+@pytest.mark.parametrize('backend', ['dense', 'tiled', 'sparse'])
 @pytest.mark.parametrize('epsilon', [0.0, 0.4])
 @pytest.mark.parametrize('cls', MODELS)
 def test_batch_is_one_by_one(cls, epsilon, backend):

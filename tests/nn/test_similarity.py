@@ -176,6 +176,13 @@ def test_metrics_that_draw_random_numbers_are_refused(backend):
     model.eval()(vectors(6).float())  # without dropout it is one
 
 
+def test_metrics_promise_nothing_by_themselves():
+    metric = Metric()
+    assert not metric.nonnegative(True)
+    with pytest.raises(NotImplementedError):
+        metric(vectors(3))
+
+
 def test_bad_sizes():
     for make in (WeightedCosine, RBF, Attention):
         with pytest.raises(ValueError, match="'in_channels' to be at least 1"):
