@@ -199,7 +199,7 @@ class InnerScores(Scores):
         return leaves[0][mine] @ leaves[-1][others].t()
 
     def dense(self) -> Tensor:
-        if self.top_k is not None:
+        if self.top_k is not None or self.rows.num_graphs == 1:
             return super().dense()
         u, v = self.rows.pad(self.leaves[0]), self.cols.pad(self.leaves[-1])
         return sparsify(u @ v.transpose(1, 2), self.epsilon)

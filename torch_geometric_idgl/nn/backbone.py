@@ -368,6 +368,8 @@ class Backbone(Module):
         elif num_layers == 1:
             self.embedding_channels = self.out_channels
         # Whether embeddings are known to have no negative entry; with `None`, measured.
+        widths = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
+        self.later_widths = [width for width in widths if width is not None]
         normed_last = act_first and self.has_norm and num_norms > 0
         self.nonnegative: bool | None = (
             isinstance(self.act, _NONNEGATIVE) and not normed_last and jk != 'lstm'
@@ -392,9 +394,10 @@ class Backbone(Module):
         each layer after the first; of a graph that is part of several mixtures, one for
         each mixture, and one for the last layer of all.
         """
-        widths = [getattr(conv, 'message_channels', None) for conv in self.convs[1:]]
-        known = [width for width in widths if width is not None]
-        return (*(known[:-1] * num_graphs), *(num_graphs * w for w in known[-1:]))
+        if not self.later_widths:
+            return ()
+        *middle, last = self.later_widths
+        return (*(middle * num_graphs), num_graphs * last)
 
     def embed(
         self, projected: Any, graph: GraphOperator, nodes: Nodes, p: float

@@ -150,13 +150,15 @@ class GraphLearner(Module):
             backend = backend or self.backend
             if backend == 'auto':
                 backend = self.choose_backend(x, nodes, anchors, nonnegative)
-            if backend == 'low_rank':
+            elif backend == 'low_rank':
                 self._check_low_rank(nonnegative)
+            if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
             scores = self.scores(x, nodes, anchors)
             if backend == 'sparse':
                 return SparseGraph.from_scores(scores)
-            if backend == 'dense' and nodes.num_graphs > 1:
+            small = nodes.num_rows * scores.cols.num_rows <= _SMALL**2
+            if backend == 'dense' and (small or nodes.num_graphs > 1):
                 value = scores.dense()
                 return DenseGraph(value, nodes, scores.cols, scores.symmetric)
             return TiledGraph(scores, keep=backend == 'dense')

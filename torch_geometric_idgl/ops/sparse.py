@@ -90,7 +90,8 @@ class Pattern:
         return Pattern.from_sorted(self.col[perm], self.row[perm], shape), perm
 
 
-def _bag_sum(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
+def _bag_sum(places: tuple[Pattern, Tensor], dense: Tensor) -> Tensor:
+    pattern, value = places
     if pattern.col.numel() == 0 or dense.size(1) == 0:
         return dense.new_zeros(pattern.num_rows, dense.size(1))
     return F.embedding_bag(
@@ -148,7 +149,7 @@ class _SpMM(torch.autograd.Function):
     def forward(ctx, matrix, transposed, value, dense):
         ctx.matrix, ctx.transposed = matrix, transposed
         ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
-        return _bag_sum(*matrix.parts(transposed), dense)
+        return _bag_sum(matrix.turned if transposed else matrix.parts, dense)
 
     @staticmethod
     @once_differentiable
@@ -159,7 +160,10 @@ class _SpMM(torch.autograd.Function):
             left, right = (dense, grad) if ctx.transposed else (grad, dense)
             grad_value = _pair_dot(ctx.matrix.pattern, left, right)
         if ctx.needs_input_grad[3]:
-            grad_dense = _bag_sum(*ctx.matrix.parts(not ctx.transposed), grad)
+            matrix = ctx.matrix
+            grad_dense = _bag_sum(
+                matrix.parts if ctx.transposed else matrix.turned, grad
+            )
         return None, None, grad_value, grad_dense
 
 
@@ -177,10 +181,10 @@ class _SDDMM(torch.autograd.Function):
         pattern = ctx.pattern
         grad_a = grad_b = None
         if ctx.needs_input_grad[1]:
-            grad_a = _bag_sum(pattern, grad, b)
+            grad_a = _bag_sum((pattern, grad), b)
         if ctx.needs_input_grad[2]:
             transposed, perm = pattern.transposed
-            grad_b = _bag_sum(transposed, grad[perm], a)
+            grad_b = _bag_sum((transposed, grad[perm]), a)
         return None, grad_a, grad_b, None
 
 
@@ -263,12 +267,14 @@ class SparseMatrix:
         """The same places with other values."""
         return SparseMatrix(self.pattern, value)
 
-    def parts(self, transposed: bool) -> tuple[Pattern, Tensor]:
-        """Places and values, without gradient."""
-        return self._transposed if transposed else (self.pattern, self.value)
+    @cached_property
+    def parts(self) -> tuple[Pattern, Tensor]:
+        """Places and values."""
+        return self.pattern, self.value.detach()
 
     @cached_property
-    def _transposed(self) -> tuple[Pattern, Tensor]:
+    def turned(self) -> tuple[Pattern, Tensor]:
+        """Places and values of the transposed matrix."""
         pattern, perm = self.pattern.transposed
         return pattern, self.value.detach()[perm]
 
