@@ -3,7 +3,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_geometric_idgl.graphs import sparsify
+from torch_geometric_idgl.graphs import (
+    DenseGraph,
+    InnerScores,
+    SparseGraph,
+    TiledGraph,
+    sparsify,
+)
+from torch_geometric_idgl.ops import Nodes
 
 
 def scores_of(seed, n=6, s=None):
@@ -66,3 +73,44 @@ def test_of_equal_entries_the_first_are_kept(width):
     out = sparsify(scores, top_k=2)
     assert torch.equal(out[:, :4], torch.tensor([[0.5, 0.7, 0, 0], [0.2, 0, 0, 0.9]]))
     assert not out[:, 4:].any()
+
+
+@pytest.mark.parametrize('anchored', [False, True])
+@pytest.mark.parametrize('size', [6, 50, 333, 1100])
+def test_all_forms_keep_the_same_of_equal_entries(size, anchored):
+    """Nodes with equal vectors are equally near, up to the rounding of a product."""
+    generator = torch.Generator().manual_seed(size)
+    u = torch.rand(-(-size // 5), 37, generator=generator)
+    u = torch.nn.functional.normalize(u, dim=1).repeat(5, 1)[:size]
+    nodes = Nodes((size,), u.device)
+    anchors = Nodes((size // 2,), u.device) if anchored else nodes
+    v = u[: size // 2] if anchored else None
+    scores = InnerScores(u, v, nodes, anchors, 0.1, 3)
+    forms = [
+        DenseGraph(scores.dense(), nodes, anchors),
+        TiledGraph(scores),
+        TiledGraph(scores, keep=True),
+        SparseGraph.from_scores(scores),
+    ]
+    kept = [form.to_dense() > 0 for form in forms]
+    assert bool((kept[0].sum(1) == 3).all())
+    for other in kept[1:]:
+        assert torch.equal(other, kept[0])
+
+
+@pytest.mark.parametrize('form', ['dense', 'tiled', 'kept', 'sparse'])
+def test_graphs_of_a_batch_keep_what_they_keep_alone(form):
+    u = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)).repeat(6, 1)
+    sizes = (9, 1, 14)
+
+    def make(u, sizes):
+        nodes = Nodes(sizes, u.device)
+        scores = InnerScores(u, None, nodes, nodes, 0.0, 2)
+        if form == 'dense':
+            return DenseGraph(scores.dense(), nodes, nodes).to_dense()
+        if form == 'sparse':
+            return SparseGraph.from_scores(scores).to_dense()
+        return TiledGraph(scores, keep=form == 'kept').to_dense()
+
+    alone = [make(part, (len(part),)) for part in u.split(sizes)]
+    assert torch.equal(make(u, sizes) > 0, torch.block_diag(*alone) > 0)

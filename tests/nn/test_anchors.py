@@ -11,8 +11,8 @@ from tests.nn.common import (
     reference_of,
 )
 from torch_geometric_idgl.nn import IDGL, IDGLAnch
-from torch_geometric_idgl.nn.anchors import sample_anchors
-from torch_geometric_idgl.ops import Layout
+from torch_geometric_idgl.nn.inputs import sample_anchors
+from torch_geometric_idgl.ops import Nodes
 
 
 def drawn(model, x, edge_index):
@@ -114,5 +114,43 @@ def test_defaults_of_the_paper():
 @pytest.mark.parametrize('ratio, size, count', [(0.07, 100, 7), (0.14, 50, 7)])
 @pytest.mark.parametrize('extra', [0, 1])
 def test_shares_are_rounded_up_but_not_for_rounding_errors(ratio, size, count, extra):
-    nodes = Layout((size + extra,), torch.device('cpu'))
+    nodes = Nodes((size + extra,), torch.device('cpu'))
     assert sample_anchors(nodes, None, ratio).index.numel() == count + extra
+
+
+def predictions(model, x, edge_index, count=3):
+    with torch.no_grad():
+        return [model(x, edge_index) for _ in range(count)]
+
+
+def test_evaluation_is_repeatable_by_default(tmp_path):
+    """Also of a model that is loaded into one with another seed."""
+    x, edge_index = make_graph(30)
+    model = IDGLAnch(6, 8, 2, 3, num_anchors=5, anchor_seed=3)
+    assert (
+        len({tuple(o.flatten().tolist()) for o in predictions(model, x, edge_index)})
+        > 1
+    )
+    first, *others = predictions(model.eval(), x, edge_index)
+    assert all(torch.equal(first, other) for other in others)
+
+    torch.save(model.state_dict(), tmp_path / 'model.pt')
+    loaded = IDGLAnch(6, 8, 2, 3, num_anchors=5, anchor_seed=4).eval()
+    assert not torch.equal(loaded(x, edge_index), first)
+    loaded.load_state_dict(torch.load(tmp_path / 'model.pt', weights_only=True))
+    assert torch.equal(loaded(x, edge_index), first)
+    assert int(loaded.anchor_seed) == 3
+
+    again = IDGLAnch(6, 8, 2, 3, num_anchors=5, anchor_sampling='resample')
+    again.load_state_dict(model.state_dict())
+    outs = predictions(again.eval(), x, edge_index)
+    assert not torch.equal(outs[0], outs[1])
+
+
+def test_seed_keeps_its_type():
+    """Casting a model casts floating-point numbers only."""
+    x, edge_index = make_graph(30)
+    for seed in (0, 2**40 + 1, 2**63 - 1):
+        model = IDGLAnch(6, 8, 2, 3, num_anchors=5, anchor_seed=seed).half().double()
+        assert int(model.anchor_seed) == seed
+        assert model.eval()(x.double(), edge_index).isfinite().all()

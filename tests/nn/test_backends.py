@@ -1,6 +1,7 @@
 """All ways to compute a learned graph give the same values and gradients."""
 
 import gc
+import itertools
 import warnings
 
 import pytest
@@ -15,22 +16,18 @@ from tests.nn.common import (
     make_model,
 )
 from torch_geometric_idgl.graphs import (
+    DenseGraph,
+    FeatureGraph,
+    InnerScores,
     LowRankGraph,
-    Signal,
     SparseGraph,
     TiledGraph,
+    WeightedScores,
 )
-from torch_geometric_idgl.nn import (
-    IDGL,
-    RBF,
-    Anchors,
-    Attention,
-    GraphLearner,
-    IDGLAnch,
-    WeightedCosine,
-)
+from torch_geometric_idgl.nn import IDGL, GraphLearner, IDGLAnch, WeightedCosine
 from torch_geometric_idgl.nn import graph_learner as module
-from torch_geometric_idgl.ops import Layout, to_features
+from torch_geometric_idgl.nn.inputs import Anchors, given_anchors
+from torch_geometric_idgl.ops import Features, Nodes, cooccurrence
 
 EXACT = ['auto', 'dense', 'tiled', 'sparse']
 REGULARIZED = {'smoothness': 0.3, 'connectivity': 0.2, 'sparsity': 0.4}
@@ -44,7 +41,6 @@ def run(cls, backend, sparse=False, train=False, negative=False, seed=11, **opti
     return loss_and_gradients(model, x.to_sparse_csr() if sparse else x, edge_index)
 
 
-@pytest.mark.parametrize('sparse', [False, True])
 @pytest.mark.parametrize('cls', MODELS)
 @pytest.mark.parametrize(
     'options',
@@ -61,13 +57,13 @@ def run(cls, backend, sparse=False, train=False, negative=False, seed=11, **opti
     ],
     ids=str,
 )
-def test_backends_agree(cls, options, sparse):
+def test_backends_agree(cls, options):
     expected = run(cls, 'dense', **options)
     backends = list(EXACT)
     removes = {'epsilon', 'top_k', 'negative'} & options.keys()
     if not removes:
         backends.append('low_rank')
-    for backend in backends:
+    for backend, sparse in itertools.product(backends, (False, True)):
         assert_same(run(cls, backend, sparse, **options), expected, 1e-9)
 
 
@@ -103,102 +99,153 @@ def test_dropout_depends_on_the_seed():
 def test_blocks_of_features_and_lists_of_pairs_agree(cls, monkeypatch):
     """The terms of sparse features that are too many to be listed."""
     expected = run(cls, 'low_rank', sparse=True)
-    monkeypatch.setattr(Signal, 'pairs', None)
+    monkeypatch.setattr(cooccurrence, '_MAX_PAIRS', -1)
     assert_same(run(cls, 'low_rank', sparse=True), expected, 1e-9)
 
 
-def learner(metric=None, x=None, layout=None, index=None, **options):
-    torch.manual_seed(0)
-    metric = metric or WeightedCosine(x.size(1), heads=2).to(x.dtype)
-    signal = Signal(to_features(x), layout or Layout((x.size(0),), x.device))
-    anchors = None
-    if index is not None:
-        anchors = Anchors(index, Layout((index.numel(),), x.device))
-    return GraphLearner(metric, **options)(signal, anchors=anchors)
+# The learner --------------------------------------------------------------------------
+
+
+def features_of(x, nodes=None):
+    return Features.from_tensor(x, nodes or Nodes((x.size(0),), x.device))
 
 
 def test_repr():
-    text = str(GraphLearner(WeightedCosine(5, heads=2), 0.1, 3))
+    text = str(GraphLearner(5, heads=2, epsilon=0.1, top_k=3))
     assert text == 'GraphLearner(WeightedCosine(5, heads=2), epsilon=0.1, top_k=3)'
 
 
-def choice(metric=None, x=None, index=None, **options):
-    metric = metric or WeightedCosine(x.size(1), heads=2)
-    layout = Layout((x.size(0),), x.device)
-    anchors = None
-    if index is not None:
-        anchors = Anchors(index, Layout((index.numel(),), x.device))
-    signal = Signal(to_features(x), layout)
-    learner = GraphLearner(metric, **options)
-    return learner.choose_backend(signal, layout, anchors, signal.nonnegative)
+def choice(x, index=None, **options):
+    features = features_of(x)
+    learner = GraphLearner(x.size(1), heads=2, **options)
+    anchors = None if index is None else given_anchors(features.nodes, index)
+    return learner.choose_backend(
+        features, features.nodes, anchors, features.range[0] >= 0
+    )
 
 
 def test_auto_picks_what_is_exact_and_cheap(monkeypatch):
     x, _ = make_graph(12)
     index = torch.tensor([0, 5])
-    for anchors in (None, index):
-        assert choice(x=x, index=anchors) == 'low_rank'
-        assert choice(x=x - 0.5, index=anchors) == 'dense'
-        assert choice(x=x, index=anchors, epsilon=0.2) == 'dense'
-        assert choice(RBF(6), x=x, index=anchors) == 'dense'
-        assert choice(Attention(6), x=x - 0.5, index=anchors) == 'low_rank'
-    assert choice(x=x, top_k=2) == 'dense'
+    assert choice(x) == 'dense'  # quicker than its factors, as it is small
+    assert choice(x, index) == 'low_rank'
+    assert choice(x.to_sparse_csr(), index) == 'low_rank'
+    for given in (None, index):
+        assert choice(x - 0.5, given) == 'dense'
+        assert choice(x, given, epsilon=0.2) == 'dense'
+        assert choice(x, given, metric='rbf') == 'dense'
+    assert choice(x, top_k=2) == 'dense'
 
     # As if the graphs were large:
+    monkeypatch.setattr(module, '_SMALL', 10)
+    assert choice(x) == 'low_rank'
+    assert choice(x - 0.5, metric='attention') == 'low_rank'
+    assert choice(x - 0.5) == 'dense'
     monkeypatch.setattr(module, '_DENSE_NODE_ENTRIES', 10)
     monkeypatch.setattr(module, '_DENSE_ANCHOR_ENTRIES', 10)
-    assert choice(x=x - 0.5) == 'tiled'
-    assert choice(x=x, index=index, epsilon=0.2) == 'tiled'
+    assert choice(x) == choice(x, index) == 'low_rank'
+    assert choice(x.to_sparse_csr(), index) == 'low_rank'
+    assert choice(x - 0.5) == 'tiled'
+    assert choice(x, index, epsilon=0.2) == 'tiled'
     monkeypatch.setattr(module, '_SPARSE_DENSITY', 0.3)
-    assert choice(x=x, top_k=1) == 'sparse'
-    assert choice(x=x - 0.5, epsilon=0.99) == 'sparse'
-    assert choice(x=x, epsilon=0.01) == 'tiled'
+    assert choice(x, top_k=1) == 'sparse'
+    assert choice(x - 0.5, epsilon=0.99) == 'sparse'
+    assert choice(x, epsilon=0.01) == 'tiled'
+    # Finding survivors takes looks at numbers, which are not free everywhere.
+    monkeypatch.setattr(module, 'reads_are_free', lambda device: False)
+    assert choice(x, top_k=1) == 'tiled'
 
 
 def test_the_learned_operator_is_of_the_chosen_kind():
     x, _ = make_graph(12)
-    assert isinstance(learner(x=x, backend='low_rank'), LowRankGraph)
-    assert isinstance(learner(x=x, backend='tiled'), TiledGraph)
-    assert isinstance(learner(x=x, backend='sparse'), SparseGraph)
+    batch, index = Nodes((6, 6), x.device), torch.tensor([0, 7])
+    for backend, given, nodes, anchors, kind in [
+        ('low_rank', x, None, None, LowRankGraph),
+        ('low_rank', x, None, index, LowRankGraph),
+        ('low_rank', features_of(x), None, None, FeatureGraph),
+        ('low_rank', features_of(1e7 * x), None, None, LowRankGraph),
+        ('low_rank', features_of(x), None, index, LowRankGraph),
+        ('low_rank', features_of(x.to_sparse_csr()), None, index, FeatureGraph),
+        ('tiled', x, None, None, TiledGraph),
+        ('sparse', x, None, None, SparseGraph),
+        ('dense', x, None, None, TiledGraph),
+        ('dense', x, batch, None, DenseGraph),
+        ('dense', x, None, index, TiledGraph),
+        ('dense', x, batch, index, DenseGraph),
+    ]:
+        graph = GraphLearner(6, backend=backend)(given, nodes, anchors)
+        assert type(graph) is kind
+    kept, passing = (GraphLearner(6, backend=b)(x) for b in ('dense', 'tiled'))
+    assert kept.entries.keep and not passing.entries.keep
+    for given, kind in [(x, InnerScores), (x.to_sparse_csr(), WeightedScores)]:
+        graph = GraphLearner(6, backend='tiled')(features_of(given))
+        assert type(graph.scores) is kind
+    graph = GraphLearner(6, backend='tiled')(features_of((1e7 * x).to_sparse_csr()))
+    assert type(graph.scores) is InnerScores  # whose gradient does not overflow
 
 
 def test_quadratic_cost_is_announced(monkeypatch):
+    monkeypatch.setattr(module, '_SMALL', 10)
     monkeypatch.setattr(module, '_DENSE_NODE_ENTRIES', 10)
     monkeypatch.setattr(module, '_LARGE_GRAPH', 12)
     x, _ = make_graph(12)
     with pytest.warns(UserWarning, match='all pairs of 12 nodes'):
-        learner(x=x, epsilon=0.2)
+        GraphLearner(6, epsilon=0.2)(x)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        learner(x=x)  # linear
-        learner(x=x, epsilon=0.2, index=torch.tensor([0, 1]))
+        GraphLearner(6)(x)  # linear
+        GraphLearner(6, epsilon=0.2)(x, anchors=torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize('backend', ['dense', 'tiled', 'sparse', 'low_rank'])
-@pytest.mark.parametrize('anchors', [False, True])
-def test_learner_on_plain_tensors(backend, anchors):
+@pytest.mark.parametrize('metric', ['weighted_cosine', 'cosine', 'attention', 'rbf'])
+def test_learner_on_plain_tensors(metric, backend):
+    """Names of metrics, nodes and anchors, one graph and several, mixed precision."""
+    if (metric, backend) == ('rbf', 'low_rank'):
+        with pytest.raises(ValueError, match='inner product'):
+            GraphLearner(6, metric, backend=backend)
+        return
     x, _ = make_graph(9, dtype=torch.float64)
-    metric = WeightedCosine(6, heads=2).double()
-    model = GraphLearner(metric, backend=backend)
-    chosen, expected = None, metric(x)
-    if anchors:
-        index = torch.tensor([2, 4])
-        chosen = Anchors(index, Layout((2,), x.device))
-        expected = metric(x, x[index])
-    graph = model(x, anchors=chosen)
-    assert_close(graph.to_dense(), expected, 1e-9)
+    learner = GraphLearner(6, metric, heads=2, backend=backend).double()
+    expected, index = learner.metric(x), torch.tensor([2, 4])
+    assert_close(learner(x).to_dense(), expected, 1e-9)
+    assert_close(learner(features_of(x)).to_dense(), expected, 1e-9)
+    for anchors in (index, Anchors(index, Nodes((2,), x.device))):
+        found = learner(x, anchors=anchors).to_dense()
+        assert_close(found, expected[:, index], 1e-9)
+    blocks = torch.block_diag(expected[:4, :4], expected[4:, 4:])
+    assert_close(learner(x, Nodes((4, 5), x.device)).to_dense(), blocks, 1e-9)
+
+    learner, x = learner.float(), x.float()
+    exact = learner(x).to_dense()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        graph = learner(x)
+        assert graph.dtype == torch.float
+    assert torch.equal(graph.to_dense(), exact)
+    if metric != 'cosine':
+        graph.to_dense().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in learner.parameters())
 
 
 def test_low_rank_refuses_what_it_cannot_do():
     x, _ = make_graph(9)
     for message, given, options in [
-        ('inner product', x, {'metric': RBF(6)}),
+        ('inner product', x, {'metric': 'rbf'}),
         ('epsilon=0', x, {'epsilon': 0.1}),
         ('top_k=None', x, {'top_k': 2}),
         ('without negative entries', x - 0.5, {}),
     ]:
         with pytest.raises(ValueError, match=f'Expected.*{message}.*got'):
-            learner(x=given, backend='low_rank', **options)
+            GraphLearner(6, backend='low_rank', **options)(given)
+    assert GraphLearner(6)(x[:0]).shape == (0, 0)
+
+
+def test_parameters_are_reset():
+    learner = GraphLearner(6)
+    assert isinstance(learner.metric, WeightedCosine)
+    before = learner.metric.weight.clone()
+    learner.reset_parameters()
+    assert not torch.equal(learner.metric.weight, before)
 
 
 @pytest.mark.parametrize('cls', [IDGL, IDGLAnch])

@@ -161,3 +161,42 @@ def test_a_given_graph_is_not_replaced_by_neighbours():
         model(x.double())
     expected = model(x.double(), edge_index)
     assert_close(model(x.double()), expected, 1e-12)
+
+
+def held(model):
+    """The numbers that the cache of a model keeps, whoever else holds them."""
+    seen, total, todo = set(), 0, [model._cache]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or item is None:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            total += item.numel()
+        elif isinstance(item, dict):
+            todo += item.values()
+        elif isinstance(item, (list, tuple)):
+            todo += item
+        elif hasattr(item, '__dict__'):
+            todo += vars(item).values()
+    return total
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+@pytest.mark.parametrize('backend', ['auto', 'tiled'])
+@pytest.mark.parametrize('cls', MODELS)
+def test_cache_does_not_grow(cls, backend, sparse):
+    """Whatever else changes from call to call: weights, anchors, dropout."""
+    x, edge_index = make_graph(30)
+    x = x.to_sparse_csr() if sparse else x
+    sampling = {} if cls is IDGL else {'anchor_sampling': 'seeded'}
+    options = {'feature_dropout': 0.2, 'graph_dropout': 0.2, 'epsilon': 0.1}
+    model = make_model(cls, cached=True, backend=backend, **options, **sampling)
+    sizes = []
+    for step in range(12):
+        model.initial_weight, model.update_weight = 0.9 - 0.05 * step, 0.1 + 0.05 * step
+        model.train(step % 3 > 0)
+        loss_and_gradients(model, x, edge_index)
+        sizes.append(held(model))
+    assert sizes[0] > 0
+    assert len(set(sizes[4:])) == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.nn.common import BACKENDS, MODELS, make_graph, make_model, reference_of
+from tests.nn.common import MODELS, make_graph, make_model, reference_of
 from torch_geometric_idgl.nn import IDGL, IDGLAnch
 
 N = 10
@@ -47,13 +47,12 @@ def test_initial_graph(cls):
     assert set(trace.initial.to_dense().unique().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('cls', MODELS)
 @pytest.mark.parametrize('lam,eta', [(0.8, 0.1), (0.0, 1.0), (1.0, 0.5), (0.3, 0.0)])
-def test_mixture(cls, backend, lam, eta):
+def test_mixture(cls, lam, eta):
     """Eq. 3, and Eq. 9 with A recovered from R by Eq. 5."""
     options = {'initial_weight': lam, 'update_weight': eta, 'max_iters': 2}
-    model, x, edge_index, out, trace = run(cls, tol=None, backend=backend, **options)
+    model, x, edge_index, out, trace = run(cls, tol=None, **options)
 
     def f(r):
         if cls is IDGL:

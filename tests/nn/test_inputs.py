@@ -29,7 +29,7 @@ def test_data_objects(cls):
     assert torch.equal(model(data), expected)
     out, trace = model(data, return_trace=True, max_iters=1)
     assert trace.num_iters.tolist() == [1]
-    assert torch.equal(out, model(x, edge_index, max_iters=1))
+    assert_close(out, model(x, edge_index, max_iters=1))
 
     edge_weight = torch.rand(edge_index.size(1))
     weighted = Data(x=x, edge_index=edge_index, edge_weight=edge_weight)
@@ -96,7 +96,7 @@ def test_sparse_tensor(cls):
         model(x, wrong)
 
 
-@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('backend', ['auto', 'low_rank', 'tiled'])
 @pytest.mark.parametrize('cls', MODELS)
 def test_sparse_features(cls, backend):
     x, edge_index = make_graph(dtype=torch.float64)

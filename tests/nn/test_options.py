@@ -88,21 +88,31 @@ def test_what_a_user_metric_returns_is_not_modified(backend):
     assert torch.equal(model(x, edge_index), out)
 
 
-def test_metric_modules_are_copied():
-    class Same(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(()))
+class Same(torch.nn.Module):
+    """A metric for vectors of any size."""
 
-        def forward(self, u, v):
-            return self.scale * torch.tanh(u.sum(1, keepdim=True) * v.sum(1))
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
 
+    def forward(self, u, v):
+        return self.scale * torch.tanh(u.sum(1, keepdim=True) * v.sum(1))
+
+
+@pytest.mark.parametrize('backend', ['dense', 'tiled', 'sparse'])
+@pytest.mark.parametrize('cls', MODELS)
+def test_metric_modules_are_taken_as_they_are(cls, backend):
+    """Both learners share a module, and an optimizer made before trains it."""
+    x, edge_index = make_graph()
     given = Same()
-    model = make_model(IDGL, metric=given)
-    names = [n for n, _ in model.named_parameters() if 'scale' in n]
-    assert len(names) == 2
-    assert all(p is not given.scale for p in model.parameters())
-    assert model(*make_graph()).shape == (10, 3)
+    optimizer = torch.optim.SGD(given.parameters(), lr=0.1)
+    model = make_model(cls, metric=given, epsilon=0.1, backend=backend)
+    assert [p for p in model.parameters() if p is given.scale] == [given.scale]
+    before = model(x, edge_index)
+    loss_and_gradients(model, x, edge_index)
+    optimizer.step()
+    assert float(given.scale.detach()) != 1.0
+    assert not torch.equal(model(x, edge_index), before)
 
 
 @pytest.mark.parametrize('cls', MODELS)

@@ -5,19 +5,13 @@ import math
 import pytest
 import torch
 
-from tests.graphs.cases import (
-    BUILDERS,
-    SIZES,
-    anchor_case,
-    blocks,
-    square_case,
-)
+from tests.graphs.cases import SIZES, make_case, with_ones
 from tests.reference import regularizer
-from torch_geometric_idgl.graphs import AnchorGraph
-from torch_geometric_idgl.nn import graph_regularization
+from torch_geometric_idgl.graphs import AnchorGraph, NodeGraph
+from torch_geometric_idgl.nn.loss import graph_loss
 
-ANCHORED = ['dense/inner', 'sparse/inner', 'low_rank/factor', 'low_rank/sparse-x']
 WEIGHTS = [(0.2, 0.0, 0.0), (0.0, 0.3, 0.0), (0.0, 0.0, 0.5), (0.2, 0.3, 0.5)]
+every_batch = pytest.mark.parametrize('batch', list(SIZES))
 
 
 def by_loops(a, x, alpha, beta, gamma):
@@ -34,47 +28,48 @@ def by_loops(a, x, alpha, beta, gamma):
     return total
 
 
-@pytest.mark.parametrize('weights', WEIGHTS)
-@pytest.mark.parametrize('batch', list(SIZES))
-@pytest.mark.parametrize('name', list(BUILDERS))
-def test_node_graph(name, batch, weights):
-    case = square_case(name, batch)
-    a, x = case.dense(*case.leaves), case.signal.to_dense()
-    out = graph_regularization(case.make(*case.leaves), case.signal, *weights)
-    expected = [
-        by_loops(a[i, j], x[i], *weights) for i, j in blocks(case.rows, case.cols)
-    ]
-    assert out.tolist() == pytest.approx(expected)
+def loss(cls, case, weights):
+    features = case.features if weights[0] else None
+    ones = with_ones(case.rows.num_rows)
+    graph = cls(case.make(*case.leaves), ones, features, norm=weights[2] > 0)
+    return graph_loss(graph, *weights)
 
 
-@pytest.mark.parametrize('weights', WEIGHTS)
-@pytest.mark.parametrize('batch', list(SIZES))
-@pytest.mark.parametrize('name', list(ANCHORED))
-def test_anchor_graph(name, batch, weights):
-    case = anchor_case(name, batch)
-    leaves = [leaf.abs() for leaf in case.leaves]
-    r, x = case.dense(*leaves), case.signal.to_dense()
-    graph = AnchorGraph(case.make(*leaves))
-    out = graph_regularization(graph, case.signal, *weights)
-    expected = []
-    for i, j in blocks(case.rows, case.cols):
-        block = r[i, j]
-        b_hat = block.t() @ torch.diag(1.0 / block.sum(1)) @ block
-        expected.append(by_loops(b_hat, x[j], *weights))
-    assert out.tolist() == pytest.approx(expected)
+@every_batch
+@pytest.mark.parametrize('name', ['tiled-eps/inner', 'sparse-top/inner'])
+def test_node_graph(name, batch):
+    case = make_case(name, batch)
+    a, x = case.dense(*case.leaves), case.features.to_dense()
+    for weights in WEIGHTS:
+        out = loss(NodeGraph, case, weights)
+        expected = [by_loops(a[i, j], x[i], *weights) for i, j in case.blocks()]
+        assert out.tolist() == pytest.approx(expected)
+
+
+@every_batch
+@pytest.mark.parametrize('name', ['dense-eps/pair', 'low_rank'])
+def test_anchor_graph(name, batch):
+    case = make_case(name, batch, anchored=True)
+    r, x = case.dense(*case.leaves).detach(), case.features.to_dense()
+    for weights in WEIGHTS:
+        expected = []
+        for i, j in case.blocks():
+            degree = r[i, j].sum(1)
+            scale = torch.where(degree > 0, 1.0 / degree, 0.0)
+            b_hat = r[i, j].t() @ torch.diag(scale) @ r[i, j]
+            expected.append(by_loops(b_hat, x[j], *weights))
+        out = loss(AnchorGraph, case, weights)
+        assert out.tolist() == pytest.approx(expected)
 
 
 def test_reference_is_the_loops():
-    case = square_case('dense-eps/inner', 'single')
-    a, x = case.dense(*case.leaves), case.signal.to_dense()
+    case = make_case('dense-eps/inner', 'single')
+    a, x = case.dense(*case.leaves), case.features.to_dense()
     for weights in WEIGHTS:
-        assert float(regularizer(a, x, *weights)) == pytest.approx(
-            by_loops(a, x, *weights)
-        )
+        expected = by_loops(a, x, *weights)
+        assert float(regularizer(a, x, *weights)) == pytest.approx(expected)
 
 
 def test_no_weights_no_regulariser():
-    case = square_case('dense/inner', 'ragged')
-    leaf = case.leaves[0].clone().requires_grad_()
-    out = graph_regularization(case.make(leaf), case.signal, 0.0, 0.0, 0.0)
-    assert out.tolist() == [0.0] * 4
+    case = make_case('dense-eps/inner', 'ragged')
+    assert loss(NodeGraph, case, (0.0, 0.0, 0.0)).tolist() == [0.0] * 4

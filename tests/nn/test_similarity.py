@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from torch_geometric_idgl.nn import IDGL, RBF, Attention, Cosine, Metric, WeightedCosine
-from torch_geometric_idgl.nn.similarity import CustomMetric, metric_resolver
+from torch_geometric_idgl.nn.similarity import CustomMetric, resolve_metric
 from torch_geometric_idgl.ops import SparseMatrix
 
 
@@ -147,20 +147,21 @@ def test_reset_parameters(name):
 
 
 def test_resolver():
-    assert isinstance(metric_resolver('weighted_cosine', 5, 3), WeightedCosine)
-    assert metric_resolver('weighted_cosine', 5, 3).weight.shape == (3, 5)
-    assert isinstance(metric_resolver('cosine', 5, 3), Cosine)
-    assert isinstance(metric_resolver('rbf', 5, 3), RBF)
-    assert metric_resolver('attention', 5, 3).heads == 3
-    assert isinstance(metric_resolver(RBF, 5, 3), RBF)
-    assert isinstance(metric_resolver(Cosine, 5, 3), Cosine)
+    assert isinstance(resolve_metric('weighted_cosine', 5, 3), WeightedCosine)
+    assert resolve_metric('weighted_cosine', 5, 3).weight.shape == (3, 5)
+    assert isinstance(resolve_metric('cosine', 5, 3), Cosine)
+    assert isinstance(resolve_metric('rbf', 5, 3), RBF)
+    assert resolve_metric('attention', 5, 3).heads == 3
+    assert isinstance(resolve_metric(RBF, 5, 3), RBF)
+    assert isinstance(resolve_metric(Cosine, 5, 3), Cosine)
     with pytest.raises(ValueError, match=r'take 8 channels.*which takes 5'):
-        metric_resolver(WeightedCosine(5), 8, 3)
+        resolve_metric(WeightedCosine(5), 8, 3)
 
     bilinear = torch.nn.Bilinear(5, 5, 1)
-    custom = metric_resolver(bilinear, 5, 3)
+    custom = resolve_metric(bilinear, 5, 3)
     assert isinstance(custom, CustomMetric) and isinstance(custom, Metric)
-    assert custom.module is not bilinear  # the two learners share nothing
+    assert custom.module is bilinear  # taken as it is
+    assert resolve_metric(custom, 5, 3) is custom
 
 
 @pytest.mark.parametrize('backend', ['auto', 'dense', 'tiled', 'sparse'])
@@ -173,6 +174,13 @@ def test_metrics_that_draw_random_numbers_are_refused(backend):
     with pytest.raises(RuntimeError, match=r"'metric' to be a function.*random"):
         model(vectors(6).float())
     model.eval()(vectors(6).float())  # without dropout it is one
+
+
+def test_metrics_promise_nothing_by_themselves():
+    metric = Metric()
+    assert not metric.nonnegative(True)
+    with pytest.raises(NotImplementedError):
+        metric(vectors(3))
 
 
 def test_bad_sizes():

@@ -1,83 +1,92 @@
 """When graphs stop: bounds decide as exact values do."""
 
-import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.nn.common import MODELS, assert_close, make_graph, make_model
-from torch_geometric_idgl.graphs import LowRankGraph
-from torch_geometric_idgl.nn import IDGL
-from torch_geometric_idgl.nn import idgl as module
-from torch_geometric_idgl.nn.stopping import still_changing
+from torch_geometric_idgl.graphs import FeatureGraph
+from torch_geometric_idgl.nn import IDGL, loss
+from torch_geometric_idgl.nn.loss import Stopping
 
 
-class Reads(TorchDispatchMode):
-    """Counts how often a number is read from a tensor."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-class Interval:
-    """A value between two bounds, as changes and norms are."""
-
-    def __init__(self, low, value, high):
-        low, value, high = (torch.tensor(x) for x in (low, value, high))
-        self.exact = self.sq_norm = lambda: value
-        self.bounds = self.sq_norm_bounds = lambda effort: (
-            (low, high) if effort == 0 else (value, value)
-        )
+def first_graph(*bounds):
+    """A first graph whose norm is known by ever closer bounds."""
+    pairs = [tuple(torch.tensor(bound) for bound in pair) for pair in bounds[:-1]]
+    norm = torch.tensor(bounds[-1])
+    affinity = SimpleNamespace(
+        sq_norm=lambda: norm,
+        sq_norm_bounds=lambda degree: iter([*pairs, (norm, norm)]),
+    )
+    rows = SimpleNamespace(device=norm.device)
+    return SimpleNamespace(affinity=affinity, rows=rows, sq_norm=None, degree=None)
 
 
-@pytest.mark.parametrize(
-    'value, going_on',
-    [
-        (([0.5], [0.6], [0.7]), [True]),
-        (([0.05], [0.3], [0.7]), [True]),  # the bounds leave it open
-        (([0.05], [0.15], [0.7]), [False]),
-        (([0.01], [0.02], [0.05]), [False]),
-        (([0.5, 0.0], [0.6, 0.1], [0.7, 0.15]), [True, False]),
-        (([0.05, 0.5], [0.15, 0.6], [0.7, 0.7]), [False, True]),
-    ],
-)
-def test_bounds_decide_as_exact_values(value, going_on):
-    change = Interval(*value)
-    count = len(going_on)
-    scale = Interval([0.8] * count, [1.0] * count, [2.0] * count)
-    active = torch.ones(count, dtype=torch.bool)
-    for exact in [False, True]:
-        still, any_is = still_changing(active, change, scale, 0.2, exact)
-        assert still.tolist() == going_on and any_is == any(going_on)
-    # A graph that has stopped does not start again.
-    still, any_is = still_changing(torch.zeros_like(active), change, scale, 0.2, True)
-    assert not still.any() and not any_is
+def refined(change, lacks_norm):
+    return SimpleNamespace(sq_dist=torch.tensor(change), lacks_norm=lacks_norm)
 
 
-def test_exact_values_are_read_once():
-    change, scale = Interval([0.05], [0.3], [0.7]), Interval([0.8], [1.0], [2.0])
-    with Reads() as reads:
-        still_changing(torch.ones(1, dtype=torch.bool), change, scale, 0.2, exact=True)
-    assert reads.count == 1
+@pytest.mark.parametrize('free', [True, False])
+@pytest.mark.parametrize('lacks_norm', [True, False])
+def test_bounds_decide_as_exact_values(lacks_norm, free, monkeypatch):
+    monkeypatch.setattr(loss, 'reads_are_free', lambda device: free)
+    first = first_graph(([0.5, 2.0], [3.0, 9.0]), ([0.9, 3.9], [1.1, 4.1]), [1.0, 4.0])
+    norm = torch.tensor([1.0, 4.0])
+    for tol in (0.1, 0.3, 1.0):
+        stopping = Stopping(first, tol)
+        active = torch.ones(2, dtype=torch.bool)
+        for share in [(2.0, 2.0), (1.2, 0.2), (1.02, 1.5), (0.4, 0.98), (2.0, 2.0)]:
+            change = torch.tensor(share) * tol * norm
+            expected = active & (change > tol * norm)
+            given = change - norm if lacks_norm else change
+            graph = refined(given.tolist(), lacks_norm)
+            active, going_on = stopping.still_changing(graph, active)
+            assert torch.equal(active, expected)  # what has stopped stays so
+            assert going_on == bool(expected.any())
+
+
+def test_closer_bounds_are_asked_for_only_where_needed():
+    asked = []
+    first = first_graph(([0.5], [2.0]), ([0.9], [1.1]), [1.0])
+    bounds = first.affinity.sq_norm_bounds
+
+    def spy(degree):
+        for pair in bounds(degree):
+            asked.append(pair)
+            yield pair
+
+    first.affinity.sq_norm_bounds = spy
+    stopping = Stopping(first, 0.1)
+    active = torch.ones(1, dtype=torch.bool)
+    for change, count in [(1.0, 1), (0.5, 1), (0.12, 2), (0.115, 2), (0.105, 3)]:
+        assert stopping.still_changing(refined([change], False), active)[1]
+        assert len(asked) == count
+
+
+def test_a_known_norm_is_taken():
+    first = first_graph(([0.5], [2.0]), [1.0])
+    first.sq_norm = torch.tensor([1.0], requires_grad=True)
+    first.affinity = None
+    stopping = Stopping(first, 0.1)
+    active = torch.ones(1, dtype=torch.bool)
+    assert stopping.still_changing(refined([0.11], False), active)[1]
+    still, going_on = stopping.still_changing(refined([0.09], False), active)
+    assert still.tolist() == [False] and not going_on
 
 
 @pytest.mark.parametrize('cls', MODELS)
 @pytest.mark.parametrize('tol', [1e-5, 1e-2, 0.3])
 def test_models_stop_alike(cls, tol, monkeypatch):
     x, edge_index = make_graph()
-    model = make_model(cls, tol=tol, max_iters=8).eval()
-    traces = []
-    for exact in [False, True]:
-        torch.manual_seed(0)
-        decide = functools.partial(_decide, exact=exact)
-        monkeypatch.setattr(module, 'still_changing', decide)
-        traces.append(model(x, edge_index, return_trace=True)[1])
-    assert torch.equal(traces[0].num_iters, traces[1].num_iters)
-    assert_close(traces[0].out, traces[1].out)
+    for backend in ('auto', 'low_rank'):
+        model = make_model(cls, tol=tol, max_iters=8, backend=backend).eval()
+        traces = []
+        for free in [True, False]:
+            monkeypatch.setattr(loss, 'reads_are_free', lambda device, f=free: f)
+            traces.append(model(x, edge_index, return_trace=True)[1])
+        assert torch.equal(traces[0].num_iters, traces[1].num_iters)
+        assert_close(traces[0].out, traces[1].out)
 
 
 @pytest.mark.parametrize('step', [0, 1])
@@ -89,19 +98,20 @@ def test_closer_bounds_decide_alike(step, share, monkeypatch):
     torch.manual_seed(2)
     model = IDGL(40, 4, 2, 3, heads=3, k=5, tol=0.0, max_iters=4).eval()
     trace = model(x, return_trace=True)[1]
+    assert isinstance(trace.first, FeatureGraph)
     change = [float(delta) for delta in trace.deltas]
     assert change == sorted(change, reverse=True)
     efforts = []
-    bounds = LowRankGraph.sq_norm_bounds
+    bounds = FeatureGraph.sq_norm_bounds
 
-    def spy(self, effort=0):
-        efforts.append(effort)
-        low, high = bounds(self, effort)
+    def spy(self, degree):
         norm = self.sq_norm()
-        assert bool((low <= norm).all() and (norm <= high).all())
-        return low, high
+        for low, high in bounds(self, degree):
+            assert bool((low <= norm).all() and (norm <= high).all())
+            efforts.append(high - low)
+            yield low, high
 
-    monkeypatch.setattr(LowRankGraph, 'sq_norm_bounds', spy)
+    monkeypatch.setattr(FeatureGraph, 'sq_norm_bounds', spy)
     model.tol = share * change[step]
     state = torch.random.get_rng_state()
     trace = model(x, return_trace=True)[1]
@@ -109,8 +119,4 @@ def test_closer_bounds_decide_alike(step, share, monkeypatch):
     stops = [value <= model.tol for value in change] + [True]
     assert int(trace.num_iters) == min(stops.index(True) + 1, 4)
     if 0.9 < share < 1.1:
-        assert max(efforts) > 0
-
-
-def _decide(active, change, scale, tol, _, exact):
-    return still_changing(active, change, scale, tol, exact)
+        assert len(efforts) > 1

@@ -1,10 +1,8 @@
-import weakref
-
 import pytest
 import torch
 from torch.autograd import gradcheck
 
-from torch_geometric_idgl.ops import Pattern, SparseMatrix, sddmm, spmm
+from torch_geometric_idgl.ops import Pattern, SparseMatrix, sddmm
 from torch_geometric_idgl.ops import sparse as module
 
 ROW = torch.tensor([2, 0, 0, 3, 2])
@@ -41,20 +39,18 @@ def test_pattern():
     assert transposed.row.tolist() == pattern.col[perm].tolist()
     assert transposed.col.tolist() == pattern.row[perm].tolist()
     back, inverse = transposed.transposed
-    assert back is pattern
+    assert back.rowptr.tolist() == pattern.rowptr.tolist()
+    assert back.col.tolist() == pattern.col.tolist()
     assert perm[inverse].tolist() == list(range(5))
+    assert pattern.places(0, 3) == slice(0, 4) and pattern.places(1, 2) == slice(2, 2)
 
 
-@pytest.mark.parametrize('chunk', [module._CHUNK, 3])
-def test_products(chunk, monkeypatch):
-    monkeypatch.setattr(module, '_CHUNK', chunk)
+def test_products():
     value = values().requires_grad_()
     f, g = uniform(4, 3).requires_grad_(), uniform(5, 3).requires_grad_()
     for inputs, actual, expected in [
         (f, lambda m: m.matmul(f), lambda d: d @ f),
-        (f, lambda m: spmm(m, f), lambda d: d @ f),
         (g, lambda m: m.t_matmul(g), lambda d: d.t() @ g),
-        (g, lambda m: spmm(m.transposed, g), lambda d: d.t() @ g),
     ]:
         actual = actual(SparseMatrix.from_coo(ROW, COL, value, SHAPE))
         expected = expected(dense_of(value))
@@ -106,7 +102,6 @@ def test_constructors_agree():
         assert matrix.dtype == torch.float64
         assert matrix.device == value.device
         assert torch.equal(matrix.to_dense(), dense)
-        assert torch.equal(matrix.transposed.to_dense(), dense.t())
         double = matrix.with_value(2 * matrix.value)
         assert torch.equal(double.to_dense(), 2 * dense)
 
@@ -171,7 +166,8 @@ def test_row_range(bounds):
 @pytest.mark.parametrize('shape', [(5, 4), (4, 5)])
 def test_sddmm_by_tiles_and_by_places(shape, share, monkeypatch):
     monkeypatch.setattr(module, '_DENSE_DOTS', share)
-    monkeypatch.setattr(module, '_TILE', 8)
+    # Blocks of one row of places, or of two rows of tiles:
+    monkeypatch.setattr(module, 'block_entries', lambda device: 8 if share == 0 else 0)
     row, col = (ROW, COL) if shape == SHAPE else (COL, ROW)
     pattern, _ = Pattern.from_coo(row, col, shape)
     a, b = uniform(shape[0], 3).requires_grad_(), uniform(shape[1], 3).requires_grad_()
@@ -188,19 +184,6 @@ def test_sddmm_by_tiles_and_by_places(shape, share, monkeypatch):
             torch.autograd.grad(dots, (a, b), cotangent), wanted, strict=True
         ):
             torch.testing.assert_close(grad, other)
-
-
-def test_transposed_does_not_keep_its_origin():
-    """Two matrices that hold each other would wait for the garbage collector."""
-    matrix = SparseMatrix.from_coo(ROW, COL, values(), SHAPE)
-    transposed = matrix.transposed
-    assert transposed.transposed is matrix
-    assert transposed.pattern.transposed[0] is matrix.pattern
-    dense = matrix.to_dense()
-    gone = weakref.ref(matrix)
-    del matrix
-    assert gone() is None
-    assert torch.equal(transposed.transposed.to_dense(), dense)
 
 
 def test_transposed_products_have_gradients_of_their_own():
