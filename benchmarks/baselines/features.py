@@ -52,7 +52,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return None, _Product.apply(ctx.matrix.transposed, grad)
+        return None, _Product.apply(SparseMatrix(*ctx.matrix.turned), grad)
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:

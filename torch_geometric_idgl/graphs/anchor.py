@@ -109,6 +109,9 @@ class AnchorGraph(GraphOperator):
             with torch.no_grad():
                 known = found.sq_norm
                 self.own_norm = affinity.sq_norm() if known is None else known.detach()
+                if found.lacks_norm:
+                    gap = found.sq_dist + previous.affinity.sq_norm()  # type: ignore
+                    self.sq_dist = gap.clamp(min=0.0)
         self.matrix = None
         if isinstance(affinity, FeatureGraph) and (norm or features is not None):
             self.matrix = affinity.to_matrix()

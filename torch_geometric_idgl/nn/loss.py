@@ -3,6 +3,7 @@ r"""The loss of a graph (Eq. 10 and 11), and when it has changed little enough."
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,9 @@ def graph_loss(
         sparsity (float): The weight :math:`\gamma` of the squared norm.
     """
     nodes = graph.affinity.cols
-    n = nodes.count if nodes.num_graphs > 1 else max(nodes.num_rows, 1)
+    n: Any = max(nodes.num_rows, 1)
+    if nodes.num_graphs > 1:
+        n = nodes.count.to(graph.dtype)
     total = torch.zeros(nodes.num_graphs, dtype=graph.dtype, device=nodes.device)
     if smoothness > 0:
         total = total + graph.energy * (smoothness / n**2)
