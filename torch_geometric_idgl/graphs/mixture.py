@@ -26,7 +26,7 @@ class Mixture(GraphOperator):
                 before, _ = merged.get(id(part), (0.0, part))
                 merged[id(part)] = (before + weight * own, part)
         self.terms = list(merged.values())
-        if terms[0][1].product is not None:  # All know theirs, or none does.
+        if all(graph.product is not None for _, graph in terms):
             self.product = weighted_sum([(w, graph.product) for w, graph in terms])  # type: ignore[misc]
 
     def matmul(self, x: Tensor) -> Tensor:
