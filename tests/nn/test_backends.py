@@ -156,7 +156,7 @@ def test_auto_picks_what_is_exact_and_cheap(monkeypatch):
     assert choice(x, top_k=1) == 'tiled'
 
 
-def test_the_learned_operator_is_of_the_chosen_kind():
+def test_the_learned_operator_is_of_the_chosen_kind(monkeypatch):
     x, _ = make_graph(12)
     batch, index = Nodes((6, 6), x.device), torch.tensor([0, 7])
     for backend, given, nodes, anchors, kind in [
@@ -168,13 +168,14 @@ def test_the_learned_operator_is_of_the_chosen_kind():
         ('low_rank', features_of(x.to_sparse_csr()), None, index, FeatureGraph),
         ('tiled', x, None, None, TiledGraph),
         ('sparse', x, None, None, SparseGraph),
-        ('dense', x, None, None, TiledGraph),
+        ('dense', x, None, None, DenseGraph),
         ('dense', x, batch, None, DenseGraph),
-        ('dense', x, None, index, TiledGraph),
+        ('dense', x, None, index, DenseGraph),
         ('dense', x, batch, index, DenseGraph),
     ]:
         graph = GraphLearner(6, backend=backend)(given, nodes, anchors)
         assert type(graph) is kind
+    monkeypatch.setattr(module, '_SMALL', 10)  # as if it were large
     kept, passing = (GraphLearner(6, backend=b)(x) for b in ('dense', 'tiled'))
     assert kept.entries.keep and not passing.entries.keep
     for given, kind in [(x, InnerScores), (x.to_sparse_csr(), WeightedScores)]:

@@ -371,7 +371,6 @@ def test_whole_numbers_in_a_sparse_adjacency():
         assert torch.equal(model(X, dense.to(dtype).to_sparse_coo()), expected)
 
 
-@pytest.mark.xfail(strict=True, reason='no error of its own')
 @pytest.mark.parametrize('name', ['act', 'norm'])
 def test_bad_modules(name):
     for value in (3, 1.5, object()):
@@ -379,7 +378,6 @@ def test_bad_modules(name):
             make_model(IDGL, **{name: value})
 
 
-@pytest.mark.xfail(strict=True, reason='no error of its own')
 @pytest.mark.parametrize('cls', MODELS)
 def test_hybrid_features(cls):
     """Sparse rows with dense entries."""
