@@ -19,6 +19,7 @@ __all__ = [
     'check_probability',
     'check_unit_interval',
     'floating_dtype',
+    'is_replica',
 ]
 
 
@@ -74,6 +75,13 @@ def floating_dtype(module: Module, default: torch.dtype | None = None) -> torch.
     return default or torch.get_default_dtype()
 
 
+def is_replica(module: Module) -> bool:
+    """Whether a module is a replica, as :class:`torch.nn.DataParallel` makes them."""
+    values = [value for part in module.modules() for value in vars(part).values()]
+    learned = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
+    return bool(learned) and next(module.parameters(), None) is None
+
+
 def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
     """Raise unless x is a finite matrix with the columns and the number type of the
     model; mixed precision may have given it another, which is undone.
@@ -106,9 +114,10 @@ def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
                 f'(got {x.dtype})'
             )
         x = x.to(dtype)
-    value = x.detach()
-    if value.layout != torch.strided:
-        value = value.to_sparse_coo().coalesce().values()
+    value = x
+    if x.layout != torch.strided:
+        value = (x.coalesce() if x.layout == torch.sparse_coo else x).values()
+    value = value.detach()
     largest = float(value.abs().max()) if value.numel() else 0.0  # NaN, if there is one
     if not math.isfinite(largest):
         bad = int((~torch.isfinite(value)).sum())

@@ -256,7 +256,6 @@ def test_measure_with_learned_features(name, monkeypatch):
     check_at_once(case, (), [], Features(x, case.rows), [x])
 
 
-@pytest.mark.xfail(strict=True, reason='half of the transposed product is missing')
 @pytest.mark.parametrize('name', ['tiled-eps/inner', 'kept-eps/inner'])
 def test_transposed_product_of_half_a_matrix(name):
     case = make_case(name, 'single')
@@ -265,7 +264,6 @@ def test_transposed_product_of_half_a_matrix(name):
     torch.testing.assert_close(found.t_product, a.t() @ g)
 
 
-@pytest.mark.xfail(strict=True, reason='slots made without gradients lose gradients')
 @pytest.mark.parametrize('form', TILED)
 def test_products_after_a_measurement_without_gradient(form):
     """What was announced without gradients may be wanted with them."""

@@ -232,16 +232,7 @@ def check_exact(cls, options):
 
 
 @pytest.mark.parametrize('num_layers', [1, 2, 3])
-@pytest.mark.parametrize(
-    'act',
-    [
-        'relu',
-        pytest.param(
-            'leaky_relu',
-            marks=pytest.mark.xfail(strict=True, reason='writes over shared products'),
-        ),
-    ],
-)
+@pytest.mark.parametrize('act', ['relu', 'leaky_relu'])
 def test_inplace_activation(act, num_layers):
     """What an activation writes over is nobody else's."""
     x, edge_index = make_graph(N)

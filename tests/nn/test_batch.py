@@ -303,7 +303,6 @@ def test_gaps_in_the_batch_cost_nothing(cls, backend, monkeypatch):
     assert trace.deltas == []
 
 
-@pytest.mark.xfail(strict=True, reason='changes lack the zeros of empty graphs')
 @pytest.mark.parametrize('cls', MODELS)
 def test_changes_of_graphs_beside_empty_ones(cls):
     graphs = make_graphs((5, 3, 4))

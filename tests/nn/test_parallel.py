@@ -88,7 +88,6 @@ def test_replicas_with_other_metrics(cls):
         check(model, x, edge_index)
 
 
-@pytest.mark.xfail(strict=True, reason='parameters of replicas are no leaves of tiles')
 @pytest.mark.parametrize('backend', ['tiled', 'sparse'])
 @pytest.mark.parametrize('cls', MODELS)
 def test_replicas_with_a_users_metric(cls, backend):

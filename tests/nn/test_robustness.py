@@ -374,7 +374,6 @@ def test_graphs_of_a_trace_are_those_of_the_pass(cls, backend):
         assert_close(trace.mixed.to_dense(), expected[1])
 
 
-@pytest.mark.xfail(strict=True, reason='conversions between sparse layouts warn')
 @pytest.mark.parametrize('cls', MODELS)
 def test_no_warning_of_torch_reaches_the_user(cls):
     generator = torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 
-from ..ops.knn import csr_without_warning
+from ..ops.sparse import csr_without_warning
 from .ogb import ARXIV_FILES, load_arxiv
 from .uci import UCI, check_name
 

@@ -90,10 +90,9 @@ class LowRankGraph(Affinity):
         return (gram * project(self.v, self.v, self.cols)).sum((1, 2))
 
     def gram_inner(self, features: Features) -> Tensor:
-        projected = features.t_matmul(self.u)  # [B, d, K]
-        if self.symmetric:
-            return projected.square().sum((1, 2))
-        return (projected * features.t_matmul(self.v)).sum((1, 2))
+        if not self.symmetric:
+            return super().gram_inner(features)
+        return features.t_matmul(self.u).square().sum((1, 2))
 
     def values_at(self, pattern: Pattern) -> Tensor:
         return sddmm(pattern, self.u, self.v)

@@ -69,6 +69,14 @@ class TiledGraph(Affinity):
         later: tuple[int, ...] = (),
         whole: bool = False,
     ) -> Measures:
+        if self.symmetric and t_x is not None:  # A^T is A, of which there is one half.
+            both = t_x if x is None else torch.cat([x, t_x], dim=1)
+            found = self.measure(
+                both, features=features, previous=previous, norm=norm, later=later
+            )
+            width = both.size(1) - t_x.size(1)
+            parts = found.product.split((width, t_x.size(1)), dim=1)  # type: ignore
+            return found._replace(product=parts[0], t_product=parts[1])
         nothing = self.scores.leaves[0].new_zeros(max(self.shape), 0)
         x = nothing[: self.cols.num_rows] if x is None else x
         t_x = nothing[: self.rows.num_rows] if t_x is None else t_x
@@ -88,7 +96,7 @@ class TiledGraph(Affinity):
         graph = TiledGraph.__new__(TiledGraph)
         graph.__dict__.update(self.__dict__)
         graph._matrix_slot = slots.pop() if whole else None
-        graph._slots = slots
+        graph._slots = slots if torch.is_grad_enabled() else []
         if features is not None and not by_tiles:
             inner = self.gram_inner(features)
         if previous is not None and before is None:
@@ -153,7 +161,11 @@ class TiledGraph(Affinity):
 
     @property
     def has_matrix_slot(self) -> bool:
-        return self._matrix_slot is not None
+        """Whether there is a slot, and one with gradients if they are wanted."""
+        slot = self._matrix_slot
+        if slot is None or slot.requires_grad or not torch.is_grad_enabled():
+            return slot is not None
+        return not any(leaf.requires_grad for leaf in self.scores.leaves)
 
     def to_matrix(self) -> DenseGraph:
         """The same graph with its whole matrix in autograd's hands."""

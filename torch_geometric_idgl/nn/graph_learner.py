@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..checks import check_at_least, floating_dtype
+from ..checks import check_at_least, floating_dtype, is_replica
 from ..graphs import (
     Affinity,
     DenseGraph,
@@ -157,12 +157,14 @@ class GraphLearner(Module):
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
             scores = self.scores(x, nodes, anchors)
-            if backend == 'sparse':
-                return SparseGraph.from_scores(scores)
             small = nodes.num_rows * scores.cols.num_rows <= _SMALL**2
-            if backend == 'dense' and (small or nodes.num_graphs > 1):
+            dense = backend == 'dense' and (small or nodes.num_graphs > 1)
+            # Parameters of replicas, which are none, are only known to autograd.
+            if dense or (isinstance(scores, PairScores) and is_replica(self.metric)):
                 value = scores.dense()
                 return DenseGraph(value, nodes, scores.cols, scores.symmetric)
+            if backend == 'sparse':
+                return SparseGraph.from_scores(scores)
             return TiledGraph(scores, keep=backend == 'dense')
 
     def _low_rank(

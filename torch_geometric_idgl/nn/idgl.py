@@ -335,6 +335,7 @@ class IDGL(Module):
 
         graph = self._learn(self.feature_learner, x, asked)  # Eq. 1
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
+        constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
         trace = Trace(nodes, inputs.initial, graph.affinity, graph.affinity, mixed)
         drafts = []  # of outputs
@@ -342,7 +343,6 @@ class IDGL(Module):
             trace.regs.append(self._loss(graph))  # Eq. 10, 11
             drafts.append(self.backbone.draft(last, mixed))
         stopping = None if self.tol is None else Stopping(graph, self.tol)
-        constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
         active = torch.ones_like(trace.num_iters, dtype=torch.bool)
         vectors, backend = z, None
 

@@ -22,7 +22,7 @@ from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.knn import knn_graph
 from ..ops.numeric import safe_rsqrt
-from ..ops.sparse import Pattern, SparseMatrix
+from ..ops.sparse import Pattern, SparseMatrix, csr_without_warning
 
 __all__ = [
     'Anchors',
@@ -229,7 +229,8 @@ def edges_from_adjacency(
         )
     if is_torch_sparse_tensor(adjacency):
         _check_square(tuple(adjacency.shape), num_nodes, weight)
-        coo = adjacency.to_sparse_coo().coalesce()
+        with csr_without_warning():
+            coo = adjacency.to_sparse_coo().coalesce()
         return _checked(coo.indices().flip(0), _as_weight(coo.values()), num_nodes)
     if isinstance(adjacency, EdgeIndex):
         adjacency = adjacency.as_tensor()
@@ -344,7 +345,9 @@ def knn_initial_graph(features: Features, k: int) -> SparseGraph:
     nodes, x = features.nodes, features.value
     if isinstance(x, SparseMatrix):
         index = torch.stack([x.pattern.row, x.pattern.col])
-        x = torch.sparse_coo_tensor(index, x.value, x.shape, is_coalesced=True)
+        x = torch.sparse_coo_tensor(
+            index, x.value, x.shape, is_coalesced=True, check_invariants=False
+        )
     batch = None if nodes.num_graphs == 1 else nodes.batch
     centre, neighbour = knn_graph(x.detach(), k, batch)
     sizes = torch.tensor(nodes.sizes, device=nodes.device).clamp(min=1, max=k)

@@ -55,6 +55,8 @@ class Trace:
     # The squared distance of each refined graph to the one before, whether it lacks the
     # norm of the first graph, and the norm it is compared with (nothing: the first's).
     changes: list[tuple[Tensor, bool, Tensor | None]] = field(default_factory=list)
+    # The graphs that have nodes, if not all have: changes are those of them.
+    present: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.num_iters = torch.zeros(
@@ -85,6 +87,9 @@ class Trace:
             norm = first if scale is None else scale
             change = (change + first).clamp(min=0.0) if lacks_norm else change
             delta = change / norm.clamp(min=1e-12)
+            if self.present is not None:
+                nothing = delta.new_full((self.nodes.num_graphs,), torch.nan)
+                delta = nothing.index_copy(0, self.present, delta)
             deltas.append(torch.where(refined, delta, torch.nan))
         return deltas
 
@@ -171,4 +176,5 @@ class Trace:
         self.num_iters = spread(self.num_iters)
         self.regs = [spread(reg) for reg in self.regs]
         self.refined = [spread(active) for active in self.refined]
+        self.present = graphs
         return self

@@ -83,10 +83,15 @@ class Features:
             found = x[pattern.row, pattern.col]
             same = (found == value).all() & (_count_nonzero(x) == pattern.nnz)
             return bool(same)  # one look at the device
-        other = SparseMatrix.from_torch(x)
-        parts = [(other.pattern.rowptr, pattern.rowptr), (other.value, value)]
-        parts.append((other.pattern.col, pattern.col))
-        return all(torch.equal(*both) for both in parts)
+        if x.layout != torch.sparse_csr:
+            other = SparseMatrix.from_torch(x)
+            rowptr, col, found = other.pattern.rowptr, other.pattern.col, other.value
+        else:
+            rowptr, col, found = x.crow_indices(), x.col_indices(), x.values()
+        if col.shape != pattern.col.shape:
+            return False
+        same = (rowptr == pattern.rowptr).all() & (col == pattern.col).all()
+        return bool(same & (found == value).all())
 
     @cached_property
     def range(self) -> tuple[float, float]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..checks import check_at_least, check_batch
+from .sparse import csr_without_warning
 
 __all__ = ['knn_graph']
 
@@ -101,14 +98,6 @@ def graph_sizes(batch: Tensor | None, num_nodes: int) -> Tensor:
         batch = torch.zeros(num_nodes, dtype=torch.long)
     check_batch(batch, None, num_nodes)
     return batch.unique_consecutive(return_counts=True)[1]
-
-
-@contextmanager
-def csr_without_warning() -> Iterator[None]:
-    """Keeps PyTorch from saying that the CSR layout is in beta state."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
-        yield
 
 
 def _similarities(rows: Tensor, own: Tensor, size: int) -> Tensor:

@@ -9,6 +9,9 @@ bag-of-words features, learned edges) goes through it.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +23,16 @@ from torch.autograd.function import once_differentiable
 
 from .numeric import block_entries
 
-__all__ = ['Pattern', 'SparseMatrix', 'sddmm']
+__all__ = ['Pattern', 'SparseMatrix', 'csr_without_warning', 'sddmm']
+
+
+@contextmanager
+def csr_without_warning() -> Iterator[None]:
+    """Keeps PyTorch from saying that the CSR layout is in beta state."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
+        yield
+
 
 _DENSE_DOTS = 0.01  # share of places above which `_pair_dot` multiplies dense tiles
 
@@ -47,7 +59,8 @@ class Pattern:
     def from_sorted(cls, row: Tensor, col: Tensor, shape: tuple[int, int]) -> Pattern:
         """The pattern of entries that are already sorted by row."""
         rowptr = torch.zeros(shape[0] + 1, dtype=torch.long, device=row.device)
-        torch.cumsum(torch.bincount(row, minlength=shape[0]), 0, out=rowptr[1:])
+        rowptr[1:].scatter_add_(0, row, torch.ones_like(row))  # `bincount` reads back
+        torch.cumsum(rowptr, 0, out=rowptr)
         return cls(rowptr, col, shape[1])
 
     @property
@@ -228,6 +241,7 @@ class SparseMatrix:
         return cls(Pattern.from_sorted(row, col, shape), dense[row, col])
 
     @classmethod
+    @csr_without_warning()
     def from_torch(cls, matrix: Tensor) -> SparseMatrix:
         """From a torch sparse tensor of any layout, whose values are copied."""
         matrix = matrix.detach()
