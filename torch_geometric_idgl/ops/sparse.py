@@ -30,7 +30,7 @@ __all__ = ['Pattern', 'SparseMatrix', 'csr_without_warning', 'sddmm']
 def csr_without_warning() -> Iterator[None]:
     """Keeps PyTorch from saying that the CSR layout is in beta state."""
     with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
+        warnings.filterwarnings('ignore', 'Sparse CS. tensor support is in beta')
         yield
 
 
