@@ -101,6 +101,8 @@ class InputCache(NamedTuple):
         if value.requires_grad or value.is_inference():
             return None
         same = not (x.requires_grad or x.is_inference())
+        if same:
+            inputs.features.remember(x)
         return cls(inputs, given, same) if same or given else None
 
     def find(self, x: Any, dtype: torch.dtype) -> Inputs | None:
