@@ -147,8 +147,12 @@ class AnchorGraph(GraphOperator):
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`
         (Eq. 7).
         """
+        return self.weighted_matmul(x, 1.0)
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
         x = self.to_anchors(x)
-        return self.to_nodes(x if self.mask is None else self.mask * x)
+        x = x if self.mask is None else self.mask * x
+        return self.to_nodes(x if weight == 1.0 else weight * x)
 
     def anchor_graph(self) -> Tensor:
         r""":math:`\widehat{\mathbf{B}}` of each graph, padded: :obj:`[B, S, S]`."""

@@ -30,7 +30,11 @@ class Mixture(GraphOperator):
             self.product = weighted_sum([(w, graph.product) for w, graph in terms])  # type: ignore[misc]
 
     def matmul(self, x: Tensor) -> Tensor:
-        return weighted_sum([(w, graph.matmul(x)) for w, graph in self.terms])
+        (weight, graph), *rest = self.terms
+        total = graph.weighted_matmul(x, weight)
+        for weight, graph in rest:
+            total = total.add_(graph.weighted_matmul(x, weight))
+        return total
 
 
 def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:

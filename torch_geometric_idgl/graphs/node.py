@@ -94,5 +94,9 @@ class NodeGraph(GraphOperator):
         return dropped
 
     def matmul(self, x: Tensor) -> Tensor:
+        return self.weighted_matmul(x, 1.0)
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
         x = x if self.mask is None else self.mask * x
-        return self.scale * self.affinity.matmul(x)
+        scale = self.scale if weight == 1.0 else weight * self.scale
+        return scale * self.affinity.matmul(x)

@@ -82,6 +82,9 @@ class SparseGraph(Affinity):
     def matmul(self, x: Tensor) -> Tensor:
         return self.matrix.matmul(x)
 
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        return SparseMatrix(self.pattern, weight * self.value).matmul(x)
+
     def t_matmul(self, x: Tensor) -> Tensor:
         return self.matrix.matmul(x) if self.symmetric else self.matrix.t_matmul(x)
 
