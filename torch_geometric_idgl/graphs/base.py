@@ -60,8 +60,8 @@ class GraphOperator(ABC):
 
     def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
         r""":math:`w \mathbf{A} \mathbf{F}` in a tensor that is nobody else's. Where it
-        can be, the number is put to something smaller than the product: an epoch at the
-        size of ogbn-arxiv takes 1.2 times as long without.
+        can be, the number is put to something smaller than the product, which is large
+        at the size of ogbn-arxiv.
         """
         return weight * self.matmul(x)
 
