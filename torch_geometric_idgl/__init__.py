@@ -1,7 +1,7 @@
 """Iterative Deep Graph Learning (IDGL) for PyTorch Geometric."""
 
-from .nn import IDGL, IDGLAnch, Trace, to_idgl
+from .nn import IDGL, DocumentGNN, IDGLAnch, Trace, to_idgl
 
 __version__ = '0.1.0'
 
-__all__ = ['IDGL', 'IDGLAnch', 'Trace', 'to_idgl', '__version__']
+__all__ = ['IDGL', 'IDGLAnch', 'to_idgl', 'DocumentGNN', 'Trace', '__version__']

@@ -15,6 +15,7 @@ __all__ = [
     'check_batch',
     'check_choice',
     'check_features',
+    'check_graph_features',
     'check_nodes',
     'check_probability',
     'check_unit_interval',
@@ -82,36 +83,40 @@ def is_replica(module: Module) -> bool:
     return bool(learned) and next(module.parameters(), None) is None
 
 
-def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
+def check_features(
+    x: Any, in_channels: int, dtype: torch.dtype, name: str = 'x'
+) -> Tensor:
     """Raise unless x is a finite matrix with the columns and the number type of the
     model; mixed precision may have given it another, which is undone.
     """
     if not isinstance(x, Tensor):
+        or_data = ", 'Data' or 'Batch'" if name == 'x' else ''
         raise TypeError(
-            f"Expected 'x' to be a 'torch.Tensor', 'Data' or 'Batch' "
+            f"Expected '{name}' to be a 'torch.Tensor'{or_data} "
             f"(got '{type(x).__name__}')"
         )
     if x.dim() != 2:
         raise ValueError(
-            f"Expected 'x' to be two-dimensional (got {x.dim()} dimensions)"
+            f"Expected '{name}' to be two-dimensional (got {x.dim()} dimensions)"
         )
     if not x.is_floating_point():
-        raise TypeError(f"Expected 'x' to be floating-point (got {x.dtype})")
+        raise TypeError(f"Expected '{name}' to be floating-point (got {x.dtype})")
     if x.layout == torch.sparse_coo and x.dense_dim() > 0:
         raise ValueError(
-            f"Expected sparse 'x' to have two sparse dimensions (got a hybrid tensor "
-            f'with {x.sparse_dim()} sparse and {x.dense_dim()} dense ones)'
+            f"Expected sparse '{name}' to have two sparse dimensions (got a hybrid "
+            f'tensor with {x.sparse_dim()} sparse and {x.dense_dim()} dense ones)'
         )
     if x.size(1) != in_channels:
+        channels = 'in_channels' if name == 'x' else 'graph_channels'
         raise ValueError(
-            f"Expected 'x' to have {in_channels} features, as 'in_channels' says "
+            f"Expected '{name}' to have {in_channels} features, as '{channels}' says "
             f'(got {x.size(1)})'
         )
     if x.dtype != dtype:
         if not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
-                f"Expected 'x' to be of type {dtype}, as the model's parameters are "
-                f'(got {x.dtype})'
+                f"Expected '{name}' to be of type {dtype}, as the model's parameters "
+                f'are (got {x.dtype})'
             )
         x = x.to(dtype)
     value = x
@@ -122,15 +127,42 @@ def check_features(x: Any, in_channels: int, dtype: torch.dtype) -> Tensor:
     if not math.isfinite(largest):
         bad = int((~torch.isfinite(value)).sum())
         raise ValueError(
-            f"Expected 'x' to be finite (got {bad} NaN or infinite entries)"
+            f"Expected '{name}' to be finite (got {bad} NaN or infinite entries)"
         )
     bound = min(_LARGEST, torch.finfo(dtype).max)
     if largest > bound:
         raise ValueError(
-            f"Expected 'x' to hold numbers of at most {bound:.0e}, whose squares can "
-            f'be summed (got {largest:.1e}); scale the features'
+            f"Expected '{name}' to hold numbers of at most {bound:.0e}, whose squares "
+            f'can be summed (got {largest:.1e}); scale the features'
         )
     return x
+
+
+def check_graph_features(
+    graph_x: Any, graph_channels: int | None, x: Tensor
+) -> Tensor | None:
+    """Raise unless there are features to learn graphs from exactly if the model wants
+    some, one row for each of x.
+    """
+    if graph_channels is None:
+        if graph_x is not None:
+            raise ValueError(
+                "Expected no 'graph_x', because the model learns graphs from 'x' (got "
+                "one); give the model 'graph_channels'"
+            )
+        return None
+    if graph_x is None:
+        raise ValueError(
+            f"Expected 'graph_x' beside 'x', with {graph_channels} features, as "
+            f"'graph_channels' says (got none)"
+        )
+    graph_x = check_features(graph_x, graph_channels, x.dtype, 'graph_x')
+    if graph_x.size(0) != x.size(0):
+        raise ValueError(
+            f"Expected 'graph_x' to have {x.size(0)} rows, as 'x' has "
+            f'(got {graph_x.size(0)})'
+        )
+    return graph_x
 
 
 def check_nodes(edge_index: Tensor, num_nodes: int) -> None:

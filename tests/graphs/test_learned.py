@@ -210,6 +210,5 @@ def test_dropout_comes_once_after_normalising(cls):
         expected = inverse(r.sum(1)).unsqueeze(1) * (r @ (mask * scaled))
     torch.testing.assert_close(dropped.to_dense(), expected)
     torch.testing.assert_close(dropped.product, expected @ message)
-    assert graph.mask is None
     torch.testing.assert_close(graph.to_dense(), whole)
     assert graph.dropout(0.5, None).product is None

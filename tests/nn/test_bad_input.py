@@ -331,11 +331,11 @@ def test_sample_anchors():
     assert len(set(first.tolist())) == 3 and int(first.max()) < 5
     assert sorted(last.tolist()) == [5, 6]
     assert sample_anchors(nodes, None, 0.5).nodes.sizes == (3, 0, 1)
-    generator = torch.Generator()
-    draws = [
-        sample_anchors(nodes, 3, None, generator.manual_seed(1)).index for _ in range(2)
-    ]
+    draws = [sample_anchors(nodes, 3, None, seed=1).index for _ in range(2)]
     assert torch.equal(*draws)
+    # The anchors of a graph do not depend on the others of its batch.
+    alone = sample_anchors(Nodes((2,), nodes.device), 3, None, seed=1)
+    assert torch.equal(alone.index + 5, draws[0][3:])
 
 
 def test_bad_types_of_anchors():

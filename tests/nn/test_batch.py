@@ -17,6 +17,7 @@ from tests.nn.common import (
     make_graph,
     make_model,
 )
+from torch_geometric_idgl.graphs import CompleteGraph
 from torch_geometric_idgl.nn import IDGL, GraphLearner, IDGLAnch
 from torch_geometric_idgl.ops import Features, Nodes
 
@@ -141,16 +142,99 @@ def test_graphs_of_the_same_size(cls):
     check_batch(model, make_graphs((6, 6, 6)))
 
 
-# One large graph and many small ones: most of a padded matrix would be padding.
-RAGGED = (24, *[2] * 20, 1, 3)
+# Graphs of all sizes: small ones are refined together, large ones one by one.
+RAGGED = (24, *[2] * 5, 130, 1, 17, 3, 150)
 
 
 @pytest.mark.parametrize('epsilon', [0.0, 0.2])
 @pytest.mark.parametrize('cls', MODELS)
 def test_very_different_sizes(cls, epsilon):
     graphs = make_graphs(RAGGED, negative=False)
-    assert Nodes(RAGGED, torch.device('cpu')).is_ragged
     check_batch(make_model(cls, epsilon=epsilon, **OPTIONS).double().eval(), graphs)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_graphs_that_have_stopped_are_not_computed(cls, monkeypatch):
+    """The work on a batch of large graphs is that on each of them."""
+    graphs = make_graphs((130, 140, 150))
+    model = make_model(cls, **{**OPTIONS, 'tol': 0.0}).double().eval()
+    _, trace = model(Batch.from_data_list(graphs), return_trace=True)
+    model.tol = float(trace.deltas[1].median())  # one stops there, one does not
+    learned = []
+    forward = GraphLearner.forward
+
+    def spy(self, x, nodes, *args):
+        learned.append((nodes or x.nodes).sizes)
+        return forward(self, x, nodes, *args)
+
+    monkeypatch.setattr(GraphLearner, 'forward', spy)
+    _, trace = model(Batch.from_data_list(graphs), return_trace=True)
+    counts = trace.num_iters.tolist()
+    assert len(set(counts)) > 1
+    sizes = zip((130, 140, 150), counts, strict=True)
+    assert learned == [(size,) for size, count in sizes for _ in range(count + 1)]
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_the_operators_of_a_batch(cls):
+    """What a trace holds is block-diagonal, in the order of the nodes."""
+    graphs = make_graphs((3, 131, 20))
+    model = make_model(cls, epsilon=0.1, **OPTIONS).double().eval()
+    single, whole = anchors_of(graphs)
+    index = whole if cls is IDGLAnch else None
+    batch = Batch.from_data_list(graphs)
+    _, trace = model(batch, anchor_index=index, return_trace=True)
+    for name in ('initial', 'first', 'learned', 'mixed'):
+        blocks, norms = [], []
+        for data, own in zip(graphs, single, strict=True):
+            own = own if cls is IDGLAnch else None
+            graph = getattr(model(data, anchor_index=own, return_trace=True)[1], name)
+            blocks.append(graph.to_dense())
+            norms.append(blocks[-1].square().sum())
+        expected = torch.block_diag(*blocks)
+        graph = getattr(trace, name)
+        assert_close(graph.to_dense(), expected, 1e-9)
+        x = torch.rand(expected.size(1), 2, dtype=torch.float64)
+        assert_close(graph.matmul(x), expected @ x, 1e-9)
+        (source, target), weight = graph.to_edges(min_weight=0.01)
+        assert_close(weight, expected[target, source])
+        assert weight.numel() == int((expected > 0.01).sum())
+        with pytest.raises(ValueError, match='at most 5 edges'):
+            graph.to_edges(max_edges=5)
+        if name in ('first', 'learned'):
+            y = torch.rand(expected.size(0), 2, dtype=torch.float64)
+            assert_close(graph.t_matmul(y), expected.t() @ y, 1e-9)
+            assert_close(graph.sq_norm(), torch.stack(norms), 1e-9)
+
+
+def test_norms_over_the_batch_are_kept():
+    """A batch whose nodes are normalised together is refined together."""
+    graphs = make_graphs((130, 5))
+    model = make_model(IDGL, norm='batch_norm', tol=None, max_iters=1).double()
+    _, trace = model(Batch.from_data_list(graphs), return_trace=True)
+    assert trace.first.shape == (135, 135) and not trace.parts
+    embedded = trace.mixed.matmul(
+        Batch.from_data_list(graphs).x @ model.backbone.convs[0].lin.weight.t()
+    )
+    normed = model.backbone.norms[0](embedded).relu()
+    expected = trace.mixed.matmul(normed @ model.backbone.convs[1].lin.weight.t())
+    assert_close(trace.out, expected, 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_complete_graphs_have_no_edges(cls):
+    """With as many neighbours as nodes, the kNN graph is the mean."""
+    graphs = make_graphs((130, 7))
+    for data in graphs:
+        data.edge_index = None
+    model = make_model(cls, k=200, **OPTIONS).double().eval()
+    check_batch(model, graphs)
+    _, trace = model(graphs[0], return_trace=True)
+    assert isinstance(trace.initial, CompleteGraph)
+    assert_close(trace.initial.to_dense(), torch.full((130, 130), 1 / 130).double())
+    model = make_model(cls, k=200, graph_dropout=0.5, **OPTIONS).double().train()
+    _, trace = model(graphs[0], return_trace=True)
+    assert all_finite((trace.out, {}, trace))
 
 
 def test_padding_counts_for_the_choice_of_the_operator():
@@ -286,8 +370,8 @@ def test_gaps_in_the_batch_cost_nothing(cls, backend, monkeypatch):
             return_trace=True,
         )
         trace.loss(lambda out: out.square().mean()).backward()
-    # Only the trace speaks of all graphs.
-    assert sorted(made)[:-1] == [3] * (len(made) - 1) and max(made) == total
+    # Only lists of sizes speak of all graphs.
+    assert set(made) == {3, total}
     assert largest.numel <= 2 * total  # regularisers of two refinements
 
     assert_close(trace.out, expected.out, 1e-9)

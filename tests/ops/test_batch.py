@@ -21,7 +21,7 @@ def test_nodes(sizes):
     rows = torch.rand(n, 2, dtype=torch.float64).requires_grad_()
     padded = nodes.pad(rows)
     assert padded.shape == (len(sizes), width, 2)
-    for g, own in enumerate(nodes.split(rows)):
+    for g, own in enumerate(rows.split(sizes)):
         assert torch.equal(padded[g, : sizes[g]], own)
         assert padded[g, sizes[g] :].eq(0).all()
     assert torch.equal(nodes.unpad(padded), rows)
@@ -44,11 +44,12 @@ def test_where():
     assert Nodes((5,), CPU).where(torch.tensor([True]), new, old) is new
 
 
-def test_ragged():
-    """Whether most of a padded matrix would be padding."""
-    assert Nodes((24, *[2] * 20, 1, 3), CPU).is_ragged
-    assert not Nodes((24,), CPU).is_ragged and not Nodes((2,) * 20, CPU).is_ragged
-    assert not Nodes((0,), CPU).is_ragged
+def test_some_of_the_graphs():
+    nodes = Nodes((2, 0, 3, 1), CPU)
+    assert nodes.of([3, 0]) == Nodes((1, 2), CPU)
+    assert nodes.rows_of([3, 0]).tolist() == [5, 0, 1]
+    assert nodes.rows_of([1]).tolist() == []
+    assert nodes.rows_of(range(4)).tolist() == list(range(6))
 
 
 def test_equality():

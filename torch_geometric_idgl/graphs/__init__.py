@@ -5,9 +5,10 @@ version.
 
 from .anchor import AnchorGraph
 from .base import Affinity, GraphOperator, Measures
+from .blocks import BlockGraph
 from .dense import DenseGraph
 from .feature import FeatureGraph
-from .low_rank import LowRankGraph
+from .low_rank import CompleteGraph, LowRankGraph
 from .mixture import Mixture
 from .node import NodeGraph
 from .scores import InnerScores, PairScores, Scores, WeightedScores, sparsify
@@ -17,6 +18,8 @@ from .tiled import TiledGraph
 __all__ = [
     'Affinity',
     'AnchorGraph',
+    'BlockGraph',
+    'CompleteGraph',
     'DenseGraph',
     'FeatureGraph',
     'GraphOperator',

@@ -78,7 +78,7 @@ class AnchorGraph(GraphOperator):
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.rows, affinity.dtype)
-        message = self._ones() if message is None else message
+        message = self.ones() if message is None else message
         ones = message.new_ones(affinity.cols.num_rows, 1)
         found = affinity.measure(
             ones,
@@ -140,8 +140,7 @@ class AnchorGraph(GraphOperator):
         """The same graph with some of the anchors dropped, after normalising."""
         dropped = copy.copy(self)
         dropped.mask = dropout(torch.ones_like(self.anchor_scale), p)
-        dropped.product = None if message is None else dropped.matmul(message)
-        return dropped
+        return dropped.multiplied(message)
 
     def matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`

@@ -8,9 +8,10 @@ operator that answers them, and no model ever holds "a matrix".
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,11 @@ from torch import Tensor
 from ..checks import check_at_least
 from ..ops.batch import Nodes
 from ..ops.features import Features
+from ..ops.numeric import dropout
 from ..ops.sparse import Pattern
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ['Affinity', 'GraphOperator', 'Measures']
 
@@ -64,6 +69,18 @@ class GraphOperator(ABC):
         at the size of ogbn-arxiv.
         """
         return weight * self.matmul(x)
+
+    def multiplied(self, message: Tensor | None) -> Self:
+        """The same graph, with its product with a message."""
+        graph = copy.copy(self)
+        graph.product = None if message is None else self.matmul(message)
+        return graph
+
+    def dropout(self, p: float, message: Tensor | None) -> GraphOperator:
+        """The same graph with some of its sending nodes dropped, and its product with a
+        message.
+        """
+        return DroppedGraph(self, p).multiplied(message)
 
     def to_dense(self, max_entries: int = MAX_ENTRIES) -> Tensor:
         """The matrix itself.
@@ -113,7 +130,7 @@ class GraphOperator(ABC):
         edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
         return edge_index, torch.cat(weights)
 
-    def _ones(self) -> Tensor:
+    def ones(self) -> Tensor:
         """A column of ones, whose product is the degrees."""
         return torch.ones(self.num_nodes, 1, dtype=self.dtype, device=self.rows.device)
 
@@ -129,6 +146,26 @@ class GraphOperator(ABC):
     def __repr__(self) -> str:
         rows, cols = self.shape
         return f'{self.__class__.__name__}({rows}, {cols})'
+
+
+class DroppedGraph(GraphOperator):
+    """A graph some of whose sending nodes are dropped, and the others scaled up.
+
+    Args:
+        graph (GraphOperator): The graph.
+        p (float): The probability to drop a node.
+    """
+
+    def __init__(self, graph: GraphOperator, p: float) -> None:
+        super().__init__(graph.rows, graph.cols, graph.dtype)
+        self.graph = graph
+        self.mask = dropout(graph.ones(), p)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.graph.matmul(self.mask * x)
+
+    def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
+        return self.graph.weighted_matmul(self.mask * x, weight)
 
 
 class Measures(NamedTuple):

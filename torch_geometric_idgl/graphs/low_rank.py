@@ -13,9 +13,9 @@ from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import widen
 from ..ops.sparse import Pattern, sddmm
-from .base import Affinity, Measures
+from .base import Affinity, GraphOperator, Measures
 
-__all__ = ['LowRankGraph', 'expand', 'project']
+__all__ = ['CompleteGraph', 'LowRankGraph', 'expand', 'project']
 
 
 def project(u: Tensor, x: Tensor, nodes: Nodes) -> Tensor:
@@ -24,9 +24,6 @@ def project(u: Tensor, x: Tensor, nodes: Nodes) -> Tensor:
     """
     if nodes.num_graphs == 1:  # a plain product is faster than a batched one
         return (u.t() @ x).unsqueeze(0)
-    if nodes.is_ragged:
-        parts = zip(nodes.split(u), nodes.split(x), strict=True)
-        return torch.stack([mine.t() @ own for mine, own in parts])
     return nodes.pad(u).transpose(1, 2) @ nodes.pad(x)
 
 
@@ -36,9 +33,6 @@ def expand(u: Tensor, coefficient: Tensor, nodes: Nodes) -> Tensor:
     """
     if nodes.num_graphs == 1:
         return u @ coefficient[0]
-    if nodes.is_ragged:
-        parts = zip(nodes.split(u), coefficient, strict=True)
-        return torch.cat([mine @ own for mine, own in parts])
     return nodes.unpad(nodes.pad(u) @ coefficient)
 
 
@@ -140,3 +134,19 @@ class LowRankGraph(Affinity):
 
     def _is_comparable(self, other: Affinity | None) -> TypeGuard[LowRankGraph]:
         return isinstance(other, LowRankGraph) and self.u.shape == other.u.shape
+
+
+class CompleteGraph(GraphOperator):
+    r"""The initial graph in which all :math:`n` nodes are neighbours of each other,
+    each with weight :math:`1 / n`: its product is the mean of all rows.
+
+    Args:
+        nodes (Nodes): The nodes, of a single graph.
+        dtype (torch.dtype): The number type of the entries.
+    """
+
+    def __init__(self, nodes: Nodes, dtype: torch.dtype) -> None:
+        super().__init__(nodes, nodes, dtype)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True).expand(self.num_nodes, -1)

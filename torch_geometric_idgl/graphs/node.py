@@ -2,14 +2,12 @@ r"""A learned graph of all pairs of nodes, with what one look at it has found ou
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..ops.features import Features
-from ..ops.numeric import dropout, safe_reciprocal
+from ..ops.numeric import safe_reciprocal
 from .base import Affinity, GraphOperator
 
 __all__ = ['NodeGraph']
@@ -59,7 +57,7 @@ class NodeGraph(GraphOperator):
         later: tuple[int, ...] = (),
     ) -> None:
         super().__init__(affinity.rows, affinity.cols, affinity.dtype)
-        message = self._ones() if message is None else message
+        message = self.ones() if message is None else message
         found = affinity.measure(
             message,
             None if affinity.symmetric or features is None else message[:, -1:],
@@ -70,7 +68,6 @@ class NodeGraph(GraphOperator):
         )
         width = message.size(1) - 1
         product, degree = found.product.split((width, 1), dim=1)  # type: ignore
-        self.mask: Tensor | None = None
         self.affinity = found.graph
         self.degree = degree.squeeze(1)
         self.scale = safe_reciprocal(degree)
@@ -86,17 +83,9 @@ class NodeGraph(GraphOperator):
                 both = 0.5 * (both + found.t_product[:, 0])  # type: ignore[index]
             self.energy = self.rows.sum(both * features.sq_norms) - found.gram_inner  # type: ignore
 
-    def dropout(self, p: float, message: Tensor | None) -> NodeGraph:
-        """The same graph with some of the sending nodes dropped, after normalising."""
-        dropped = copy.copy(self)
-        dropped.mask = dropout(torch.ones_like(self.scale), p)
-        dropped.product = None if message is None else dropped.matmul(message)
-        return dropped
-
     def matmul(self, x: Tensor) -> Tensor:
         return self.weighted_matmul(x, 1.0)
 
     def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
-        x = x if self.mask is None else self.mask * x
         scale = self.scale if weight == 1.0 else weight * self.scale
         return scale * self.affinity.matmul(x)

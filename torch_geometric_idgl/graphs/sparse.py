@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
 from ..checks import check_at_least
 from ..ops.batch import Nodes
 from ..ops.features import Features
+from ..ops.numeric import dropout
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
 from .scores import Scores, tiles
@@ -73,11 +72,18 @@ class SparseGraph(Affinity):
         """The same edges with other weights."""
         return SparseGraph(self.pattern, value, self.rows, self.cols)
 
-    def multiplied(self, message: Tensor | None) -> SparseGraph:
-        """The same graph, with its product with a message."""
-        graph = copy.copy(self)
-        graph.product = None if message is None else self.matmul(message)
-        return graph
+    def dropout(self, p: float, message: Tensor | None) -> SparseGraph:
+        """The same graph with some of its entries dropped."""
+        return self.with_value(dropout(self.value, p)).multiplied(message)
+
+    def of_nodes(self, index: Tensor, nodes: Nodes) -> SparseGraph:
+        """The graph of some of the nodes, which has all edges that lead to them."""
+        matrix = self.matrix.rows(index)
+        place = torch.empty(self.num_nodes, dtype=torch.long, device=index.device)
+        place[index] = torch.arange(index.numel(), device=index.device)
+        pattern = matrix.pattern
+        pattern = Pattern(pattern.rowptr, place[pattern.col], index.numel())
+        return SparseGraph(pattern, matrix.value, nodes, nodes)
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.matrix.matmul(x)

@@ -1,6 +1,7 @@
 """Models and the modules they are made of."""
 
 from .backbone import OperatorConv
+from .document import DocumentGNN
 from .graph_learner import GraphLearner
 from .idgl import IDGL, IDGLAnch
 from .similarity import RBF, Attention, Cosine, Metric, WeightedCosine
@@ -12,6 +13,7 @@ __all__ = [
     'IDGLAnch',
     'to_idgl',
     'Trace',
+    'DocumentGNN',
     'GraphLearner',
     'Metric',
     'WeightedCosine',

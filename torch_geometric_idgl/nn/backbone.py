@@ -356,6 +356,11 @@ class Backbone(Module):
         num_norms = num_layers - 1 if direct else num_layers
         self.norms = ModuleList(copy.deepcopy(layer) for _ in range(num_norms))
 
+        # Whether outputs of a graph may depend on other graphs of the batch.
+        self.mixes_graphs = self.has_norm and not (
+            self.norm_takes_batch or isinstance(layer, torch.nn.LayerNorm)
+        )
+
         self.jk = None
         self.lin = None
         self.embedding_channels = hidden_channels

@@ -15,6 +15,7 @@ from ..checks import (
     check_at_least,
     check_choice,
     check_features,
+    check_graph_features,
     check_probability,
     check_unit_interval,
     floating_dtype,
@@ -22,10 +23,18 @@ from ..checks import (
 from ..graphs import AnchorGraph, Mixture, NodeGraph
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import dropout
 from .backbone import Backbone, LayerLike, resolve_layer
 from .graph_learner import GraphLearner
-from .inputs import Anchors, InputCache, Inputs, given_anchors, prepare, sample_anchors
+from .inputs import (
+    Anchors,
+    InputCache,
+    Inputs,
+    Part,
+    arrange,
+    given_anchors,
+    prepare,
+    sample_anchors,
+)
 from .loss import Stopping, graph_loss
 from .similarity import MetricLike
 from .trace import Trace
@@ -137,6 +146,11 @@ class IDGL(Module):
             (default: :obj:`True`)
         normalize (bool, optional): Whether to normalise the initial graph
             symmetrically. (default: :obj:`True`)
+        graph_channels (int, optional): Size of the features :obj:`graph_x` that graphs
+            are learned from, where these are others than those that enter the GNN: the
+            first learned graph, the kNN graph and the smoothness are then of them. With
+            word vectors, for example, while the GNN starts from what a language model
+            makes of them. (default: :obj:`None`)
         cached (bool, optional): Whether to keep the normalised graph after the first
             call and ignore :obj:`edge_index`, :obj:`edge_weight` and :obj:`batch` in
             later ones, as :class:`~torch_geometric.nn.GCNConv` does; and what is
@@ -185,6 +199,7 @@ class IDGL(Module):
         graph_dropout: float = 0.0,
         add_self_loops: bool = True,
         normalize: bool = True,
+        graph_channels: int | None = None,
         cached: bool = False,
         backend: str = 'auto',
     ) -> None:
@@ -195,6 +210,7 @@ class IDGL(Module):
             ('num_layers', num_layers),
             ('out_channels', hidden_channels if out_channels is None else out_channels),
             ('k', k),
+            ('graph_channels', 1 if graph_channels is None else graph_channels),
         ]:
             check_at_least(name, number, 1, integer=True)
         check_at_least('max_iters', max_iters, 0, integer=True)
@@ -234,6 +250,7 @@ class IDGL(Module):
         self.graph_dropout = graph_dropout
         self.add_self_loops = add_self_loops
         self.normalize = normalize
+        self.graph_channels = graph_channels
         self.cached = cached
 
         if not isinstance(backbone, Backbone):
@@ -253,7 +270,7 @@ class IDGL(Module):
         self.backbone = backbone
         self.out_channels = backbone.out_channels
         options = (metric, heads, epsilon, top_k, backend)
-        self.feature_learner = GraphLearner(in_channels, *options)
+        self.feature_learner = GraphLearner(graph_channels or in_channels, *options)
         self.embedding_learner = GraphLearner(backbone.embedding_channels, *options)
         self._cache: InputCache | None = None
 
@@ -273,6 +290,7 @@ class IDGL(Module):
         batch: Tensor | None = None,
         batch_size: int | None = None,
         *,
+        graph_x: Tensor | None = None,
         max_iters: int | None = None,
         anchor_index: Tensor | None = None,
         return_trace: bool = False,
@@ -292,6 +310,8 @@ class IDGL(Module):
             batch (torch.Tensor, optional): The graph of each node. Graphs never mix,
                 and each stops by itself. (default: :obj:`None`)
             batch_size (int, optional): The number of graphs. (default: :obj:`None`)
+            graph_x (torch.Tensor, optional): The features that graphs are learned from,
+                for a model with :obj:`graph_channels`. (default: :obj:`None`)
             max_iters (int, optional): Overrides the model's for this call; with
                 :obj:`0`, a phase of training without iteration.
                 (default: :obj:`None`)
@@ -305,39 +325,52 @@ class IDGL(Module):
             The outputs (logits) of the last iteration and, if asked for, the trace.
         """
         if isinstance(x, Data):
-            given = (edge_index, edge_weight, batch, batch_size)
+            given = (edge_index, edge_weight, batch, batch_size, graph_x)
             if any(argument is not None for argument in given):
                 raise ValueError(
-                    "Expected a data object to hold 'edge_index', 'edge_weight' and "
-                    "'batch' (got them as arguments besides)"
+                    "Expected a data object to hold 'edge_index', 'edge_weight', "
+                    "'batch' and 'graph_x' (got them as arguments besides)"
                 )
+            graph_x = None if self.graph_channels is None else x.get('graph_x')
             x, edge_index, edge_weight, batch, batch_size = _unpacked(x)
         max_iters = self.max_iters if max_iters is None else max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
         with _cacheable(self.cached):
-            inputs = self._inputs(x, edge_index, edge_weight, batch, batch_size)
-            anchors = self._anchors(inputs.features.nodes, anchor_index)
+            inputs = self._inputs(
+                x, graph_x, edge_index, edge_weight, batch, batch_size
+            )
+            nodes = inputs.x.nodes
+            anchors = self._anchors(nodes, anchor_index)
             # Graphs are compared by small differences: mixed precision would lose them.
-            with torch.autocast(inputs.features.device.type, enabled=False):
-                trace = self._iterate(inputs, anchors, max_iters, return_trace)
+            with torch.autocast(nodes.device.type, enabled=False):
+                traces = [
+                    self._iterate(
+                        part, inputs.anchors_of(part, anchors), max_iters, return_trace
+                    )
+                    for part in inputs.parts
+                ]
+        trace = traces[0]
+        if trace.nodes is not nodes:
+            graphs = [part.graphs for part in inputs.parts]
+            trace = Trace.joined(traces, graphs, nodes)
         return (trace.out, trace) if return_trace else trace.out
 
     def _iterate(
-        self, inputs: Inputs, anchors: Anchors | None, max_iters: int, full: bool
+        self, part: Part, anchors: Anchors | None, max_iters: int, full: bool
     ) -> Trace:
         """Algorithm 1. Without a full trace, only what the last outputs need."""
         lam, eta = self.initial_weight, self.update_weight
-        x = inputs.features.dropout(self.feature_dropout if self.training else 0.0)
+        x, features = part.dropout(self.feature_dropout if self.training else 0.0)
         nodes = x.nodes
         projected, message = self.backbone.project(x)  # X W: the same for all graphs
-        initial = inputs.initial.multiplied(message)
-        asked = self._asked(x, message, anchors, max_iters, full)
+        initial = part.initial.multiplied(message)
+        asked = self._asked(features, message, anchors, max_iters, full)
 
-        graph = self._learn(self.feature_learner, x, asked)  # Eq. 1
+        graph = self._learn(self.feature_learner, features, asked)  # Eq. 1
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
         constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
-        trace = Trace(nodes, inputs.initial, graph.affinity, graph.affinity, mixed)
+        trace = Trace(nodes, part.initial, graph.affinity, graph.affinity, mixed)
         drafts = []  # of outputs
         if full:
             trace.regs.append(self._loss(graph))  # Eq. 10, 11
@@ -369,7 +402,7 @@ class IDGL(Module):
             trace.add_outs(self.backbone.finish(drafts))
         else:
             trace.outs.append(self.backbone.predict(last, mixed))
-        return trace.with_empty_graphs(inputs.graphs, inputs.num_graphs)
+        return trace
 
     def _asked(
         self,
@@ -417,8 +450,7 @@ class IDGL(Module):
     def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
         if self.training and p > 0:
-            initial = initial.with_value(dropout(initial.value, p))
-            initial, graph = initial.multiplied(message), graph.dropout(p, message)
+            initial, graph = initial.dropout(p, message), graph.dropout(p, message)
         return Mixture((lam, initial), (1.0 - lam, graph))
 
     def _loss(self, graph: Any) -> Tensor:
@@ -443,6 +475,7 @@ class IDGL(Module):
     def _inputs(
         self,
         x: Tensor,
+        graph_x: Tensor | None,
         adjacency: Any,
         weight: Tensor | None,
         batch: Tensor | None,
@@ -450,14 +483,18 @@ class IDGL(Module):
     ) -> Inputs:
         dtype = floating_dtype(self)
         cache = self._cache if self.cached else None
-        if cache is not None and (found := cache.find(x, dtype)) is not None:
+        if cache is not None and (found := cache.find(x, graph_x, dtype)) is not None:
             return found
-        features = check_features(x, self.in_channels, dtype)
-        inputs = None if cache is None else cache.renew(features, adjacency)
-        given = inputs is not None or adjacency is not None
-        if inputs is None:
+        x = check_features(x, self.in_channels, dtype)
+        graph_x = check_graph_features(graph_x, self.graph_channels, x)
+        given = None if cache is None else cache.graph_for(x, adjacency)
+        together = self.backbone.mixes_graphs
+        if given is not None:
+            inputs = arrange(x, graph_x, given.rows, given, self.k, together)
+        else:
             inputs = prepare(
-                features,
+                x,
+                graph_x,
                 adjacency,
                 weight,
                 batch,
@@ -465,9 +502,10 @@ class IDGL(Module):
                 k=self.k,
                 normalize=self.normalize,
                 add_self_loops=self.add_self_loops,
+                together=together,
             )
         if self.cached:
-            self._cache = InputCache.of(inputs, features, given) or cache
+            self._cache = InputCache.of(inputs, x, graph_x) or cache
         return inputs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -557,6 +595,7 @@ class IDGLAnch(IDGL):
         graph_dropout: float = 0.0,
         add_self_loops: bool = True,
         normalize: bool = True,
+        graph_channels: int | None = None,
         cached: bool = False,
         backend: str = 'auto',
     ) -> None:
@@ -591,6 +630,7 @@ class IDGLAnch(IDGL):
             graph_dropout=graph_dropout,
             add_self_loops=add_self_loops,
             normalize=normalize,
+            graph_channels=graph_channels,
             cached=cached,
             backend=backend,
         )
@@ -614,11 +654,10 @@ class IDGLAnch(IDGL):
     def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors:
         if index is not None:
             return given_anchors(nodes, index)
-        generator = None
         seeded = self.anchor_sampling == 'seeded' and not self.training
-        if seeded or self.anchor_sampling == 'fixed':
-            generator = torch.Generator().manual_seed(int(self.anchor_seed))  # type: ignore[arg-type]
-        return sample_anchors(nodes, self.num_anchors, self.anchor_ratio, generator)
+        seeded = seeded or self.anchor_sampling == 'fixed'
+        seed = int(self.anchor_seed) if seeded else None  # type: ignore[arg-type]
+        return sample_anchors(nodes, self.num_anchors, self.anchor_ratio, seed)
 
 
 def _unpacked(data: Data) -> tuple[Any, Any, Any, Any, Any]:

@@ -5,6 +5,8 @@ the initial graph :math:`\mathbf{L}^{(0)}`, anchors, and what is kept of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from torch_geometric.utils import (
 )
 
 from ..checks import check_batch, check_nodes
-from ..graphs import SparseGraph
+from ..graphs import CompleteGraph, SparseGraph
 from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.knn import knn_graph
@@ -28,23 +30,52 @@ __all__ = [
     'Anchors',
     'InputCache',
     'Inputs',
+    'Part',
+    'arrange',
     'given_anchors',
     'prepare',
     'sample_anchors',
 ]
 
+_SMALL = (16, 128)  # nodes up to which graphs of a batch are refined together
+
+
+class Part(NamedTuple):
+    """What one run of Algorithm 1 works on: a graph, or small graphs of a batch."""
+
+    x: Features  # what enters the GNN
+    features: Features  # what graphs are learned from: the same, or others
+    initial: SparseGraph | CompleteGraph
+    graphs: list[int]  # of the batch
+
+    def dropout(self, p: float) -> tuple[Features, Features]:
+        """Both features with entries dropped, the same ones if they are the same."""
+        x = self.x.dropout(p)
+        return x, x if self.features is self.x else self.features.dropout(p)
+
 
 class Inputs(NamedTuple):
     """What depends on the arguments of a forward pass alone, and can be kept."""
 
+    x: Features
     features: Features
-    initial: SparseGraph
-    graphs: Tensor | None = None  # the graphs of the batch that have nodes, if not all
-    num_graphs: int = 1
+    given: SparseGraph | None  # nothing: a kNN graph of the features
+    parts: list[Part]
+
+    def anchors_of(self, part: Part, anchors: Anchors | None) -> Anchors | None:
+        """The anchors of a part, as nodes of it."""
+        if anchors is None or part.x.nodes is self.x.nodes:
+            return anchors
+        rows = self.x.nodes.rows_of(part.graphs)
+        place = torch.empty(self.x.nodes.num_rows, dtype=torch.long, device=rows.device)
+        place[rows] = torch.arange(rows.numel(), device=rows.device)
+        index = anchors.index[anchors.nodes.rows_of(part.graphs)]
+        return Anchors(place[index], anchors.nodes.of(part.graphs))
 
 
 def prepare(
     x: Tensor,
+    graph_x: Tensor | None,
     adjacency: Any,
     weight: Tensor | None,
     batch: Tensor | None,
@@ -53,36 +84,82 @@ def prepare(
     k: int,
     normalize: bool,
     add_self_loops: bool,
+    together: bool,
 ) -> Inputs:
     """Normalise or build the graph of checked features."""
     if adjacency is None and weight is not None:
         raise ValueError("Expected 'edge_index' beside 'edge_weight' (got none)")
-    nodes, graphs, num_graphs = _nodes(batch, batch_size, x)
-    features = Features.from_tensor(x, nodes)
-    if adjacency is None:
-        initial = knn_initial_graph(features, k)
-    else:
+    nodes = _nodes(batch, batch_size, x)
+    given = None
+    if adjacency is not None:
         edge_index, weight = edges_from_adjacency(adjacency, weight, x.size(0))
-        initial = given_graph(
+        given = given_graph(
             edge_index, weight, nodes, x.dtype, normalize, add_self_loops
         )
-    return Inputs(features, initial, graphs, num_graphs)
+    return arrange(x, graph_x, nodes, given, k, together)
 
 
-def _nodes(
-    batch: Tensor | None, batch_size: int | None, x: Tensor
-) -> tuple[Nodes, Tensor | None, int]:
-    """The nodes of the graphs that have any, which graphs these are (nothing: all), and
-    the number of all graphs. Empty graphs take no part in anything.
+def arrange(
+    x: Tensor,
+    graph_x: Tensor | None,
+    nodes: Nodes,
+    given: SparseGraph | None,
+    k: int,
+    together: bool,
+) -> Inputs:
+    """Puts a batch into parts. Large graphs are refined one after another: each stops
+    by itself, and nothing is padded. Small ones are refined together, which saves time.
+
+    Args:
+        x (torch.Tensor): The features.
+        graph_x (torch.Tensor, optional): Others, to learn graphs from.
+        nodes (Nodes): The nodes of each graph of the batch.
+        given (SparseGraph, optional): The initial graph.
+        k (int): The number of neighbours, where there is no initial graph.
+        together (bool): Whether all graphs have to be refined together, because the GNN
+            mixes them (by batch normalisation, for example).
     """
+    features = Features.from_tensor(x, nodes)
+    others = features if graph_x is None else Features.from_tensor(graph_x, nodes)
+    parts = []
+    for graphs in _groups(nodes.sizes, together) or [[0]]:
+        own, own_others = features, others
+        initial: SparseGraph | CompleteGraph | None = given
+        if len(graphs) < nodes.num_graphs:
+            rows, some = nodes.rows_of(graphs), nodes.of(graphs)
+            own = features.rows(rows, some)
+            own_others = own if others is features else others.rows(rows, some)
+            initial = None if given is None else given.of_nodes(rows, some)
+        if initial is None:
+            initial = knn_initial_graph(own_others, k)
+        parts.append(Part(own, own_others, initial, graphs))
+    return Inputs(features, others, given, parts)
+
+
+def _groups(sizes: Sequence[int], together: bool) -> list[list[int]]:
+    """Which graphs are refined together. Empty ones take part in nothing."""
+    present = [graph for graph, size in enumerate(sizes) if size > 0]
+    if together:
+        return [present] if present else []
+    small = [
+        [graph for graph in present if low < sizes[graph] <= high]
+        for low, high in pairwise((0, *_SMALL))
+    ]
+    alone = [[graph] for graph in present if sizes[graph] > _SMALL[-1]]
+    return [graphs for graphs in small + alone if graphs]
+
+
+def _nodes(batch: Tensor | None, batch_size: int | None, x: Tensor) -> Nodes:
+    """The nodes of each graph of the batch."""
     if batch is None:
-        return Nodes((x.size(0),), x.device), None, 1
+        return Nodes((x.size(0),), x.device)
     check_batch(batch, batch_size, x.size(0))
-    graphs, sizes = batch.unique_consecutive(return_counts=True)
-    ends = torch.cat([sizes, graphs[-1:] + 1]).tolist()  # one look at the device
-    num_graphs = max(ends.pop() if x.size(0) else 0, batch_size or 0, 1)
-    nodes = Nodes(ends or [0], x.device)
-    return nodes, None if len(ends) == num_graphs else graphs, num_graphs
+    graphs, counts = batch.unique_consecutive(return_counts=True)
+    found, numbers = torch.stack([graphs, counts]).tolist()  # one look at the device
+    sizes = [0] * max(found[-1] + 1 if found else 0, batch_size or 0, 1)
+    for graph, size in zip(found, numbers, strict=True):
+        sizes[graph] = size
+    return Nodes(sizes, x.device)
 
 
 class InputCache(NamedTuple):
@@ -91,48 +168,60 @@ class InputCache(NamedTuple):
     """
 
     inputs: Inputs
-    given: bool  # whether there was a graph: a kNN graph is one of the features
     same: bool  # whether the features can serve again: no gradients go through them
 
     @classmethod
-    def of(cls, inputs: Inputs, x: Tensor, given: bool) -> InputCache | None:
+    def of(cls, inputs: Inputs, x: Tensor, graph_x: Tensor | None) -> InputCache | None:
         """Nothing is kept that gradients go through, or that never can have any."""
-        value = inputs.initial.value
-        if value.requires_grad or value.is_inference():
+        given = inputs.given
+        if given is not None and not _can_be_kept(given.value):
             return None
-        same = not (x.requires_grad or x.is_inference())
+        same = _can_be_kept(x) and (graph_x is None or _can_be_kept(graph_x))
         if same:
-            inputs.features.remember(x)
-        return cls(inputs, given, same) if same or given else None
+            inputs.x.remember(x)
+            if graph_x is not None:
+                inputs.features.remember(graph_x)
+        return cls(inputs, same) if same or given is not None else None
 
-    def find(self, x: Any, dtype: torch.dtype) -> Inputs | None:
+    def find(self, x: Any, graph_x: Any, dtype: torch.dtype) -> Inputs | None:
         """The inputs of equal features."""
-        if not self.same or not isinstance(x, Tensor) or x.requires_grad:
+        if not self.same or (graph_x is None) != (
+            self.inputs.features is self.inputs.x
+        ):
             return None
-        if x.dtype != dtype or not self.inputs.features.holds(x):
-            return None
+        for value, kept in ((x, self.inputs.x), (graph_x, self.inputs.features)):
+            if value is None:
+                continue
+            if not isinstance(value, Tensor) or value.requires_grad:
+                return None
+            if value.dtype != dtype or not kept.holds(value):
+                return None
         return self.inputs
 
-    def renew(self, x: Tensor, adjacency: Any) -> Inputs | None:
-        """Other features on the same graph, if that does not depend on them."""
-        features, initial = self.inputs.features, self.inputs.initial
-        shape = (initial.num_nodes, features.num_features)
+    def graph_for(self, x: Tensor, adjacency: Any) -> SparseGraph | None:
+        """The graph for other features, if it does not depend on them."""
+        given, features = self.inputs.given, self.inputs.x
+        shape = (features.nodes.num_rows, features.num_features)
         if tuple(x.shape) != shape:
             raise ValueError(
                 f'Expected the cached graph with features of shape {list(shape)} '
                 f'(got {list(x.shape)}); use cached=False'
             )
-        if not self.given:
+        if given is None:
             return None
-        if initial.dtype != x.dtype or initial.value.device != x.device:
+        if given.dtype != x.dtype or given.value.device != x.device:
             if adjacency is None:
                 raise ValueError(
                     f"Expected 'edge_index' once more, as the cached graph is of "
-                    f'{initial.dtype} on {initial.value.device} (got none beside '
+                    f'{given.dtype} on {given.value.device} (got none beside '
                     f'features of {x.dtype} on {x.device})'
                 )
             return None
-        return self.inputs._replace(features=Features.from_tensor(x, initial.rows))
+        return given
+
+
+def _can_be_kept(value: Tensor) -> bool:
+    return not (value.requires_grad or value.is_inference())
 
 
 # Anchors -----------------------------------------------------------------------------
@@ -146,10 +235,7 @@ class Anchors(NamedTuple):
 
 
 def sample_anchors(
-    nodes: Nodes,
-    num_anchors: int | None,
-    ratio: float | None,
-    generator: torch.Generator | None = None,
+    nodes: Nodes, num_anchors: int | None, ratio: float | None, seed: int | None = None
 ) -> Anchors:
     """Draw anchors without replacement, in every graph by itself.
 
@@ -157,16 +243,21 @@ def sample_anchors(
         nodes (Nodes): The nodes of each graph.
         num_anchors (int, optional): How many of each graph, at most all its nodes.
         ratio (float, optional): Or which share of the nodes of each graph, rounded up.
-        generator (torch.Generator, optional): For reproducible draws, on the CPU.
-            (default: :obj:`None`)
+        seed (int, optional): For the same anchors each time, whatever else is in the
+            batch. (default: :obj:`None`)
     """
-    chosen, sizes = [], []
+    generator = None if seed is None else torch.Generator()
+    chosen, sizes = [torch.empty(0, dtype=torch.long)], []
     for first, size in zip(nodes.ptr, nodes.sizes, strict=False):
         wanted = num_anchors if ratio is None else math.ceil(round(ratio * size, 9))
         wanted = min(wanted or 0, size)
+        sizes.append(wanted)
+        if wanted == 0:
+            continue
+        if generator is not None and seed is not None:
+            generator.manual_seed(seed)
         order = torch.randperm(size, generator=generator)[:wanted]
         chosen.append(order + first)
-        sizes.append(wanted)
     index = torch.cat(chosen).to(nodes.device)
     return Anchors(index, Nodes(sizes, nodes.device))
 
@@ -338,13 +429,16 @@ def _normalized(
     return edge_index, scale[source] * weight * scale[target]
 
 
-def knn_initial_graph(features: Features, k: int) -> SparseGraph:
+def knn_initial_graph(features: Features, k: int) -> SparseGraph | CompleteGraph:
     r"""The cosine kNN graph of the raw features, where no graph is given.
 
     As in the paper's experiments every node is among its own neighbours, the graph is
-    directed, and :math:`\mathbf{L}^{(0)} = \mathbf{A}^{\top} / k`.
+    directed, and :math:`\mathbf{L}^{(0)} = \mathbf{A}^{\top} / k`. A graph of at most
+    :math:`k` nodes is complete, and has no list of edges.
     """
     nodes, x = features.nodes, features.value
+    if nodes.num_graphs == 1 and 0 < nodes.num_rows <= k:
+        return CompleteGraph(nodes, features.dtype)
     if isinstance(x, SparseMatrix):
         index = torch.stack([x.pattern.row, x.pattern.col])
         x = torch.sparse_coo_tensor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graphs import Affinity, GraphOperator, SparseGraph
+from ..graphs import Affinity, BlockGraph, GraphOperator
 from ..ops.batch import Nodes
 
 __all__ = ['Trace']
@@ -44,7 +45,7 @@ class Trace:
     """
 
     nodes: Nodes
-    initial: SparseGraph
+    initial: GraphOperator
     first: Affinity
     learned: Affinity
     mixed: GraphOperator
@@ -55,8 +56,9 @@ class Trace:
     # The squared distance of each refined graph to the one before, whether it lacks the
     # norm of the first graph, and the norm it is compared with (nothing: the first's).
     changes: list[tuple[Tensor, bool, Tensor | None]] = field(default_factory=list)
-    # The graphs that have nodes, if not all have: changes are those of them.
-    present: Tensor | None = None
+    # The traces of graphs of a batch that were refined one after another.
+    parts: list[tuple[Trace, list[int]]] = field(default_factory=list)
+    of_graphs: bool = False  # whether outputs are those of graphs, not of nodes
 
     def __post_init__(self) -> None:
         self.num_iters = torch.zeros(
@@ -77,6 +79,8 @@ class Trace:
         stopped before. Without a tolerance (:obj:`tol=None`) nothing is compared, and
         there are none.
         """
+        if self.parts:
+            return self._deltas_of_parts()
         deltas = []
         first: Any = None
         for (change, lacks_norm, scale), refined in zip(
@@ -87,10 +91,18 @@ class Trace:
             norm = first if scale is None else scale
             change = (change + first).clamp(min=0.0) if lacks_norm else change
             delta = change / norm.clamp(min=1e-12)
-            if self.present is not None:
-                nothing = delta.new_full((self.nodes.num_graphs,), torch.nan)
-                delta = nothing.index_copy(0, self.present, delta)
             deltas.append(torch.where(refined, delta, torch.nan))
+        return deltas
+
+    def _deltas_of_parts(self) -> list[Tensor]:
+        deltas: list[Tensor] = []
+        for part, graphs in self.parts:
+            place = torch.tensor(graphs, device=self.nodes.device)
+            for t, delta in enumerate(part.deltas):
+                if t == len(deltas):
+                    size = (self.nodes.num_graphs,)
+                    deltas.append(delta.new_full(size, torch.nan))
+                deltas[t][place] = delta
         return deltas
 
     @property
@@ -119,9 +131,27 @@ class Trace:
         Args:
             fn (Callable): The prediction loss, from outputs to a scalar. For batches
                 whose graphs stop at different iterations, it must be a sum or mean of
-                terms that depend on one row each (as cross entropy is).
+                terms that depend on one graph each (as cross entropy is).
         """
         return self.prediction_loss(fn) + self.reg
+
+    def readout(self, fn: Callable[[Tensor], Tensor]) -> Trace:
+        r"""The trace of a graph-level task, with a row of outputs for each graph.
+
+        .. code-block:: python
+
+            out, trace = model(batch, return_trace=True)
+            trace = trace.readout(lambda h: head(global_max_pool(h, batch.batch)))
+            loss = trace.loss(lambda out: F.cross_entropy(out, batch.y))
+
+        Args:
+            fn (Callable): From the outputs of nodes to those of graphs, each of which
+                depends on its own nodes.
+        """
+        trace = copy.copy(self)
+        trace.outs = [fn(out) for out in self.outs]
+        trace.of_graphs = True
+        return trace
 
     def prediction_loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
         """The joint loss without regularisers."""
@@ -136,7 +166,8 @@ class Trace:
         # letting the others stand at the first graph's outputs, then taking these off.
         total = first + first
         for count in counts:
-            rows = (self.num_iters == count)[self.nodes.batch]
+            rows = self.num_iters == count
+            rows = rows if self.of_graphs else rows[self.nodes.batch]
             for out in self.outs[1 : count + 1]:
                 mixed = torch.where(rows.unsqueeze(-1), out, first_out)
                 total = total + (fn(mixed) - first) / count
@@ -162,19 +193,62 @@ class Trace:
         for active, out in zip(self.refined, outs[1:], strict=True):
             self.outs.append(self.nodes.where(active, out, self.outs[-1]))
 
-    def with_empty_graphs(self, graphs: Tensor | None, num_graphs: int) -> Trace:
-        """Gives empty graphs of the batch, which took part in nothing, their zeros."""
-        if graphs is None:
-            return self
-        sizes = torch.zeros(num_graphs, dtype=torch.long)
-        sizes[graphs.cpu()] = torch.tensor(self.nodes.sizes)
-        self.nodes = Nodes(sizes.tolist(), self.nodes.device)
+    @classmethod
+    def joined(cls, parts: list[Trace], graphs: list[list[int]], nodes: Nodes) -> Trace:
+        """The trace of a batch whose graphs were refined one after another. Graphs that
+        are in no part are empty, and get zeros.
 
-        def spread(value: Tensor) -> Tensor:
-            return value.new_zeros(num_graphs).index_copy(0, graphs, value)
+        Args:
+            parts (List[Trace]): The traces of the parts.
+            graphs (List[List[int]]): The graphs of each part.
+            nodes (Nodes): The nodes of all graphs.
+        """
+        order = [graph for own in graphs for graph in own]
+        place = torch.tensor(order, device=nodes.device)
+        rows = torch.cat([nodes.rows_of(own) for own in graphs])
 
-        self.num_iters = spread(self.num_iters)
-        self.regs = [spread(reg) for reg in self.regs]
-        self.refined = [spread(active) for active in self.refined]
-        self.present = graphs
-        return self
+        def last(values: list[Tensor], t: int) -> Tensor:
+            return values[min(t, len(values) - 1)]
+
+        def spread(values: list[Tensor]) -> Tensor:
+            return (
+                values[0]
+                .new_zeros(nodes.num_graphs)
+                .index_copy(0, place, torch.cat(values))
+            )
+
+        def side_by_side(blocks: list[Any]) -> BlockGraph:
+            sizes = [0] * nodes.num_graphs
+            for block, own in zip(blocks, graphs, strict=True):
+                for graph, size in zip(own, block.cols.sizes, strict=True):
+                    sizes[graph] = size
+            cols = nodes if tuple(sizes) == nodes.sizes else Nodes(sizes, nodes.device)
+            return BlockGraph(blocks, graphs, nodes, cols)
+
+        trace = cls(
+            nodes,
+            side_by_side([part.initial for part in parts]),
+            side_by_side([part.first for part in parts]),
+            side_by_side([part.learned for part in parts]),
+            side_by_side([part.mixed for part in parts]),
+        )
+        trace.parts = list(zip(parts, graphs, strict=True))
+        trace.num_iters = spread([part.num_iters for part in parts])
+        for t in range(max(len(part.outs) for part in parts)):
+            out = torch.cat([last(part.outs, t) for part in parts])
+            in_order = len(parts) == 1 or order == sorted(order)
+            trace.outs.append(
+                out if in_order else torch.empty_like(out).index_copy(0, rows, out)
+            )
+        for t in range(max(len(part.regs) for part in parts)):
+            trace.regs.append(spread([last(part.regs, t) for part in parts]))
+        for t in range(max(len(part.refined) for part in parts)):
+            never = [
+                torch.zeros_like(part.num_iters, dtype=torch.bool) for part in parts
+            ]
+            refined = [
+                part.refined[t] if t < len(part.refined) else none
+                for part, none in zip(parts, never, strict=True)
+            ]
+            trace.refined.append(spread(refined))
+        return trace

@@ -177,6 +177,7 @@ class WrappedGNN(Backbone):
         self.module = copy.deepcopy(module)
         self.training = module.training
         self.nonnegative = None  # Whatever comes before Z: it is measured.
+        self.mixes_graphs = True  # The module may do anything with a batch.
         convs = convert(self.module)
         self.roles = _roles(self.module)
         parts = dict(self.module.named_modules(remove_duplicate=False))

@@ -10,8 +10,6 @@ from torch import Tensor
 
 __all__ = ['Nodes']
 
-_RAGGED = 8
-
 
 class Nodes:
     r"""The nodes (or anchors) of a batch: contiguous blocks of rows, one for each
@@ -32,10 +30,6 @@ class Nodes:
         self.max_size = max(self.sizes)
         # Whether all graphs have the same size, so that padding is a view.
         self.is_regular = min(self.sizes) == self.max_size
-        # Whether most of a padded matrix would be padding, so that graphs are better
-        # taken one by one.
-        padded = self.num_graphs * self.max_size
-        self.is_ragged = padded > _RAGGED * max(self.num_rows, 1)
 
     @cached_property
     def ptr(self) -> tuple[int, ...]:
@@ -81,9 +75,16 @@ class Nodes:
         flat = padded.flatten(0, 1)
         return flat if self.is_regular else flat[self.slot]
 
-    def split(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The rows of each graph."""
-        return rows.split(self.sizes)
+    def of(self, graphs: Sequence[int]) -> Nodes:
+        """The nodes of some of the graphs alone."""
+        return Nodes([self.sizes[graph] for graph in graphs], self.device)
+
+    def rows_of(self, graphs: Sequence[int]) -> Tensor:
+        """The rows of some of the graphs."""
+        own = self.of(graphs)
+        shift = [self.ptr[g] - own.ptr[i] for i, g in enumerate(graphs)]
+        row = torch.arange(own.num_rows, device=self.device)
+        return row + torch.tensor(shift, device=self.device)[own.batch]
 
     def sum(self, rows: Tensor) -> Tensor:
         """Sums of the values of each graph: :obj:`[n]` to :obj:`[B]`."""

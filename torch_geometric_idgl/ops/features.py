@@ -158,9 +158,6 @@ class Features:
             return self.blocks.matmul(dense.flatten(0, 1))
         if self.nodes.num_graphs == 1:
             return self.blocks @ dense[0]
-        if self.nodes.is_ragged:
-            parts = zip(self.nodes.split(self.blocks), dense, strict=True)
-            return torch.cat([own @ value for own, value in parts])
         return self.nodes.unpad(self.nodes.pad(self.blocks) @ dense)
 
     def t_matmul(self, dense: Tensor) -> Tensor:
@@ -170,9 +167,6 @@ class Features:
             return out.view(self.nodes.num_graphs, self.num_features, dense.size(1))
         if self.nodes.num_graphs == 1:
             return (self.blocks.t() @ dense).unsqueeze(0)
-        if self.nodes.is_ragged:
-            parts = zip(*map(self.nodes.split, (self.blocks, dense)), strict=True)
-            return torch.stack([own.t() @ value for own, value in parts])
         padded = self.nodes.pad(self.blocks)
         return padded.transpose(1, 2) @ self.nodes.pad(dense)
 
