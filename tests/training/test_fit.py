@@ -8,7 +8,7 @@ from torch_geometric import seed_everything
 from torch_geometric.nn import GAT, GCN
 
 from tests.training.common import QUIET, make_anch, make_data, make_gcn, make_idgl
-from torch_geometric_idgl.training import accuracy, fit, loop
+from torch_geometric_idgl.training import accuracy, fit, loop, r2_score
 
 
 def test_accuracy():
@@ -18,6 +18,38 @@ def test_accuracy():
     for other in [y[:1], y[:3], y.view(1, 4), y.view(2, 2), out]:
         with pytest.raises(ValueError, match=r'\[4\] or \[4, 1\], .*\(got \['):
             accuracy(out, other)
+
+
+def test_r2_score():
+    y = torch.tensor([3.0, -0.5, 2.0, 7.0])
+    out = torch.tensor([2.5, 0.0, 2.0, 8.0])
+    assert r2_score(out, y) == pytest.approx(1 - 1.5 / 29.1875)
+    assert r2_score(out.view(4, 1), y.view(4, 1)) == r2_score(out, y)
+    assert r2_score(y, y) == 1.0
+    assert r2_score(y.mean().expand(4), y) == pytest.approx(0.0)
+    assert r2_score(-y, y) < 0
+    # Two columns give their mean, and whole numbers are labels too.
+    both = r2_score(torch.stack([out, y], dim=1), torch.stack([y, y], dim=1))
+    assert both == pytest.approx((r2_score(out, y) + 1) / 2)
+    assert r2_score(torch.tensor([1.0, 2.0]), torch.tensor([1, 3])) == 0.5
+    # Single precision would lose these differences.
+    assert r2_score(out.double() + 1e8, y.double() + 1e8) == pytest.approx(
+        r2_score(out, y)
+    )
+
+
+def test_r2_score_of_constant_labels():
+    y = torch.full((3,), 0.1)
+    assert r2_score(y, y) == 1.0
+    assert r2_score(torch.tensor([0.1, 0.1, 0.2]), y) == 0.0
+
+
+@pytest.mark.parametrize(
+    ('out', 'y'), [((4, 1), (4,)), ((4,), (4, 1)), ((4,), (1,)), ((), ()), ((0,), (0,))]
+)
+def test_r2_score_rejects_shapes_that_would_broadcast(out, y):
+    with pytest.raises(ValueError, match=r'same shape \[n\] or \[n, c\] \(got \['):
+        r2_score(torch.rand(out), torch.rand(y))
 
 
 @pytest.mark.parametrize('make', [make_gcn, make_idgl, make_anch])

@@ -1,6 +1,6 @@
-"""Training on one graph: early stopping, progress, resumption, several seeds."""
+"""Training with early stopping, progress bars, resumption and several seeds."""
 
-from .loop import FitRecord, accuracy, fit
+from .loop import FitRecord, accuracy, fit, r2_score
 from .seeds import run_seeds
 
-__all__ = ['FitRecord', 'accuracy', 'fit', 'run_seeds']
+__all__ = ['FitRecord', 'accuracy', 'fit', 'r2_score', 'run_seeds']

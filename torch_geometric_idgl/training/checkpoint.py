@@ -22,6 +22,7 @@ except ImportError:  # Windows
 
 __all__ = [
     'check_writable',
+    'fixed_rng',
     'load_checkpoint',
     'locked',
     'replacing',
@@ -183,3 +184,16 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state['cuda'])
     np.random.set_state(state['numpy'])  # noqa: NPY002
     random.setstate(state['python'])
+
+
+@contextlib.contextmanager
+def fixed_rng() -> Iterator[None]:
+    """Within, random numbers are the same each time; those after it are not touched."""
+    state = rng_state()
+    torch.default_generator.manual_seed(0)  # Data sets are loaded by the CPU.
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+    try:
+        yield
+    finally:
+        set_rng_state(state)

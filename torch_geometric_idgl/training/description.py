@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from torch_geometric.data import Data
+from torch.utils.data import DataLoader, Sampler, Subset
+from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.data.data import BaseData
 from torch_geometric.typing import SparseTensor
 
 __all__ = ['describe_run', 'differences']
@@ -29,11 +32,15 @@ _WORDS = {
 }
 
 
-def describe_run(model: Module, data: Data, **settings: Any) -> dict[str, str]:
+def describe_run(
+    model: Module, data: Data | Mapping[str, Any], **settings: Any
+) -> dict[str, str]:
     """Describes a run by its settings, its model (the classes, public attributes and
     parameters of all modules) and a digest of all its data.
 
-    It is the same in every process, and whatever values the parameters have.
+    It is the same in every process, and whatever values the parameters have. Of the
+    loaders of splits it tells batch sizes and samplers. Their data sets are known by
+    the tensors they hold in memory, or else by the first and the last item.
     """
     found = dict(_module('model', model, _shape))
     for name, value in settings.items():
@@ -41,7 +48,13 @@ def describe_run(model: Module, data: Data, **settings: Any) -> dict[str, str]:
             found.update(_module(name, value, _digest))
         else:
             found[name] = _text(value)
-    found.update((f'data.{key}', _text(value)) for key, value in data.to_dict().items())
+    if isinstance(data, Data):
+        parts = data.to_dict()
+        found.update((f'data.{key}', _text(value)) for key, value in parts.items())
+    else:
+        stored: dict[int, str] = {}
+        for split, loader in data.items():
+            found.update(_loader(split, loader, stored))
     return found
 
 
@@ -59,6 +72,63 @@ def differences(here: dict[str, str], there: dict[str, str], most: int = 4) -> s
             parts.append(f"'{key}' is {there.get(key)} instead of {here.get(key)}")
     more = [f'{len(parts) - most} more'] if len(parts) > most else []
     return ', '.join(parts[:most] + more)
+
+
+def _loader(
+    split: str, loader: Any, stored: dict[int, str]
+) -> Iterator[tuple[str, str]]:
+    name = f'loader.{split}'
+    yield name, _name(type(loader))
+    dataset = loader
+    if isinstance(loader, DataLoader):
+        dataset = loader.dataset
+        # The sampler of single items is not used where another one gives batches.
+        batches = loader.batch_sampler
+        sampler = loader.sampler if batches is None else batches
+        yield from _sampler(f'{name}.sampler', sampler)
+        yield f'{name}.collate_fn', _text(loader.collate_fn)
+        yield f'{name}.generator', _text(loader.generator)
+    yield from _dataset(f'data.{split}', dataset, stored)
+
+
+def _sampler(name: str, sampler: Any) -> Iterator[tuple[str, str]]:
+    yield name, _name(type(sampler))
+    for key, value in _public(sampler):
+        if isinstance(value, Sampler):
+            yield from _sampler(f'{name}.{key}', value)
+        elif isinstance(value, (bool, str, Real, Tensor, torch.Generator)):
+            yield f'{name}.{key}', _text(value)
+        elif isinstance(value, (Sequence, np.ndarray)) and key != 'data_source':
+            yield f'{name}.{key}', _long(value)
+
+
+def _dataset(
+    name: str, dataset: Any, stored: dict[int, str]
+) -> Iterator[tuple[str, str]]:
+    if not hasattr(dataset, '__len__') or not hasattr(dataset, '__getitem__'):
+        yield name, _text(dataset)
+        return
+    size = len(dataset)
+    yield f'{name}.length', _text(size)
+    if size > 0:
+        yield f'{name}.first', _text(dataset[0])
+        yield f'{name}.last', _text(dataset[size - 1])
+    while isinstance(dataset, Subset):
+        yield f'{name}.indices', _long(dataset.indices)
+        dataset, name = dataset.dataset, f'{name}.whole'
+    if isinstance(dataset, InMemoryDataset):
+        yield f'{name}.indices', _long(dataset.indices())
+        # Parts of the same data set share what it holds.
+        key = id(dataset._data)
+        if key not in stored:
+            stored[key] = _text([dataset._data, dataset.slices])
+        yield f'{name}.stored', stored[key]
+
+
+def _long(values: Any) -> str:
+    # An array or a tensor gives the numbers of Python.
+    values = values.tolist() if hasattr(values, 'tolist') else values
+    return _hash(_joined(map(_text, values)).encode())
 
 
 def _module(name: str, module: Module, tensor: Any) -> Iterator[tuple[str, str]]:
@@ -93,6 +163,8 @@ def _text(value: Any) -> str:
         return _digest(value)
     if isinstance(value, SparseTensor):
         return _text([value.sizes(), *value.csr()])
+    if isinstance(value, BaseData):
+        value = value.to_dict()
     if isinstance(value, Mapping):
         return _joined(f'{_text(k)}: {_text(v)}' for k, v in value.items())
     if isinstance(value, (list, tuple)):
