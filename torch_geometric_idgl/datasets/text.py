@@ -213,8 +213,8 @@ class _TextDataset(InMemoryDataset):
     def processed_dir(self) -> str:
         """The directory of the processed files, one for each choice of options."""
         options = (
-            f'seed{self.seed}_tokens{self.max_tokens}_words{self.max_words}'
-            f'_count{self.min_count}'
+            f'{type(self).__name__}_seed{self.seed}_tokens{self.max_tokens}'
+            f'_words{self.max_words}_count{self.min_count}'
         )
         return osp.join(self.root, 'processed', options)
 
