@@ -349,9 +349,11 @@ def test_download_cut_short(tmp_path, monkeypatch, error):
 def test_damaged_archive(tmp_path, suffix):
     path = pack(tmp_path / 'raw' / f'20news-bydate{suffix}', NEWS)
     content = path.read_bytes()
-    # In the middle of a text, between two of them, and what is no archive.
-    size = 512 * 7 if suffix == '.tar' else len(content) // 2
-    for damaged in [content[: size + 3], content[:size], content[:4], b'<html>' * 99]:
+    # Files take two blocks of 512 bytes in a plain archive: this is cut between two of
+    # them, in the head of a file, and in its text.
+    size = 512 * 8 if suffix == '.tar' else len(content) // 2
+    cut = [size, size + 3, size + 515 if suffix == '.tar' else -1, 4]
+    for damaged in [*(content[:end] for end in cut), b'<html>' * 99]:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=f"Cannot read the archive '{path}'"):
             NewsGroups20(tmp_path, log=False)
@@ -365,6 +367,13 @@ def test_damage_within_an_archive(tmp_path):
     content[512 * 4 + 10] ^= 255  # In the name of the third file.
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"Cannot read .* at '{[*NEWS][1]}' \(EOF"):
+        NewsGroups20(tmp_path, log=False)
+
+
+def test_wrong_checksum(tmp_path):
+    path = pack(tmp_path / 'raw' / '20news-bydate.tar.gz', NEWS)
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(ValueError, match=f"Cannot read the archive '{path}'"):
         NewsGroups20(tmp_path, log=False)
 
 
