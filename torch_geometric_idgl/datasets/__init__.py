@@ -1,6 +1,27 @@
-"""The node classification data of the paper."""
+"""The data of the paper: graphs for node classification, and documents."""
 
 from .load import load, stage_data
+from .text import (
+    MovieReviews,
+    NewsGroups20,
+    build_vocab,
+    encode,
+    read_text_folder,
+    tokenize,
+)
 from .uci import UCI
+from .word_vectors import WordVectors, load_word_vectors
 
-__all__ = ['UCI', 'load', 'stage_data']
+__all__ = [
+    'UCI',
+    'MovieReviews',
+    'NewsGroups20',
+    'WordVectors',
+    'build_vocab',
+    'encode',
+    'load',
+    'load_word_vectors',
+    'read_text_folder',
+    'stage_data',
+    'tokenize',
+]
