@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..ops.batch import Nodes
 from ..ops.features import Features
+from ..ops.numeric import dropout
 from ..ops.sparse import Pattern
 from .base import Affinity
 
@@ -35,12 +36,17 @@ class DenseGraph(Affinity):
 
     def matmul(self, x: Tensor) -> Tensor:
         if self.rows.num_graphs == 1:  # a plain product is faster than a batched one
-            return self.value[0] @ x
+            return self.value.squeeze(0) @ x
         return self.rows.unpad(self.value @ self.cols.pad(x))
+
+    def dropout(self, p: float, message: Tensor | None) -> DenseGraph:
+        """The same graph with some of its entries dropped."""
+        value = dropout(self.value, p)
+        return DenseGraph(value, self.rows, self.cols).multiplied(message)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         if self.rows.num_graphs == 1:
-            return self.value[0].t() @ x
+            return self.value.squeeze(0).t() @ x
         return self.cols.unpad(self.value.transpose(1, 2) @ self.rows.pad(x))
 
     def sq_norm(self) -> Tensor:

@@ -32,7 +32,7 @@ def expand(u: Tensor, coefficient: Tensor, nodes: Nodes) -> Tensor:
     :obj:`[B, K, f]` to :obj:`[n, f]`.
     """
     if nodes.num_graphs == 1:
-        return u @ coefficient[0]
+        return u @ coefficient.squeeze(0)
     return nodes.unpad(nodes.pad(u) @ coefficient)
 
 

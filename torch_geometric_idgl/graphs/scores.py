@@ -22,7 +22,7 @@ from torch.nn import Module
 
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import block_entries, safe_rsqrt
+from ..ops.numeric import are_largest, block_entries, safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 
 __all__ = [
@@ -59,12 +59,7 @@ def sparsify(scores: Tensor, epsilon: float = 0.0, top_k: int | None = None) -> 
     kept = F.threshold(scores, epsilon, 0.0)
     if top_k is None or top_k >= scores.size(-1):
         return kept
-    value = kept.detach()
-    # `topk` does not say which of equal entries it returns.
-    least = value.topk(top_k, dim=-1).values[..., -1:]
-    larger, equal = value > least, value == least
-    left = top_k - larger.sum(-1, keepdim=True)
-    return kept * (larger | (equal & (equal.cumsum(-1, dtype=torch.int) <= left)))
+    return kept * are_largest(kept.detach(), top_k)
 
 
 class Tile(NamedTuple):

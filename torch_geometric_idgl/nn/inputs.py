@@ -19,10 +19,10 @@ from torch_geometric.utils import (
 )
 
 from ..checks import check_batch, check_nodes
-from ..graphs import CompleteGraph, SparseGraph
+from ..graphs import CompleteGraph, DenseGraph, SparseGraph
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.knn import knn_graph
+from ..ops.knn import knn_graph, knn_matrix
 from ..ops.numeric import safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix, csr_without_warning
 
@@ -38,6 +38,11 @@ __all__ = [
 ]
 
 _SMALL = (16, 128)  # nodes up to which graphs of a batch are refined together
+# A kNN graph is a matrix if it is small and one in so many pairs are neighbours.
+_MANY = 8
+_DENSE = 2048
+
+InitialGraph = SparseGraph | DenseGraph | CompleteGraph
 
 
 class Part(NamedTuple):
@@ -45,7 +50,7 @@ class Part(NamedTuple):
 
     x: Features  # what enters the GNN
     features: Features  # what graphs are learned from: the same, or others
-    initial: SparseGraph | CompleteGraph
+    initial: InitialGraph
     graphs: list[int]  # of the batch
 
     def dropout(self, p: float) -> tuple[Features, Features]:
@@ -124,7 +129,7 @@ def arrange(
     parts = []
     for graphs in _groups(nodes.sizes, together) or [[0]]:
         own, own_others = features, others
-        initial: SparseGraph | CompleteGraph | None = given
+        initial: InitialGraph | None = given
         if len(graphs) < nodes.num_graphs:
             rows, some = nodes.rows_of(graphs), nodes.of(graphs)
             own = features.rows(rows, some)
@@ -429,7 +434,7 @@ def _normalized(
     return edge_index, scale[source] * weight * scale[target]
 
 
-def knn_initial_graph(features: Features, k: int) -> SparseGraph | CompleteGraph:
+def knn_initial_graph(features: Features, k: int) -> InitialGraph:
     r"""The cosine kNN graph of the raw features, where no graph is given.
 
     As in the paper's experiments every node is among its own neighbours, the graph is
@@ -444,6 +449,9 @@ def knn_initial_graph(features: Features, k: int) -> SparseGraph | CompleteGraph
         x = torch.sparse_coo_tensor(
             index, x.value, x.shape, is_coalesced=True, check_invariants=False
         )
+    if nodes.num_graphs == 1 and nodes.max_size <= min(_MANY * k, _DENSE):
+        value = knn_matrix(x.detach(), k).t().to(features.dtype) / k
+        return DenseGraph(value.unsqueeze(0), nodes, nodes)
     batch = None if nodes.num_graphs == 1 else nodes.batch
     centre, neighbour = knn_graph(x.detach(), k, batch)
     sizes = torch.tensor(nodes.sizes, device=nodes.device).clamp(min=1, max=k)

@@ -157,7 +157,7 @@ class Features:
         if isinstance(self.blocks, SparseMatrix):
             return self.blocks.matmul(dense.flatten(0, 1))
         if self.nodes.num_graphs == 1:
-            return self.blocks @ dense[0]
+            return self.blocks @ dense.squeeze(0)
         return self.nodes.unpad(self.nodes.pad(self.blocks) @ dense)
 
     def t_matmul(self, dense: Tensor) -> Tensor:

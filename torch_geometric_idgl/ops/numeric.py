@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 __all__ = [
+    'are_largest',
     'block_entries',
     'dropout',
     'reads_are_free',
@@ -65,6 +66,16 @@ def safe_rsqrt(x: Tensor) -> Tensor:
 def safe_log(x: Tensor) -> Tensor:
     r""":math:`\log(\max(x, 10^{-12}))`, with zero gradient where it is clamped."""
     return x.clamp(min=_tiny(x)).log()
+
+
+def are_largest(x: Tensor, k: int) -> Tensor:
+    """Which entries are the :obj:`k` largest of their row, of equal ones the first
+    (:meth:`torch.topk` does not say which it returns).
+    """
+    least = x.topk(k, dim=-1).values[..., -1:]
+    larger, equal = x > least, x == least
+    left = k - larger.sum(-1, keepdim=True)
+    return larger | (equal & (equal.cumsum(-1, dtype=torch.int) <= left))
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
