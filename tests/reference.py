@@ -83,6 +83,7 @@ def idgl_reference(
     anchors: Tensor | None = None,
     fixed_iters: bool = False,
     recover: bool = True,
+    graph_x: Tensor | None = None,
 ) -> ReferenceRun:
     r"""IDGL and, with anchors, IDGL-Anch.
 
@@ -90,7 +91,8 @@ def idgl_reference(
         x: Features, of shape n x d.
         initial: The normalised initial graph L(0), of shape n x n.
         weights: One matrix (in x out) for each GCN layer.
-        w_raw: Head weights of the learner on features, of shape m x d.
+        w_raw: Head weights of the learner on features, of shape m x d (or as many
+            columns as graph_x has).
         w_hidden: Head weights of the learner on embeddings, of shape m x h.
         lam, eta, eps, alpha, beta, gamma, delta, T: As in the paper; T does not count
             the first graph.
@@ -98,8 +100,10 @@ def idgl_reference(
         fixed_iters: Refine T times whatever delta says.
         recover: With anchors, form the graph of Eq. 5; otherwise pass messages through
             the anchors (Eq. 9).
+        graph_x: What the first graph is learned from and smoothness is of, if not x.
     """
     run = ReferenceRun()
+    features = x if graph_x is None else graph_x
 
     def learn(v: Tensor, w: Tensor) -> Tensor:
         s = similarity(v, v if anchors is None else v[anchors], w)
@@ -118,9 +122,9 @@ def idgl_reference(
 
     def graph_loss(a: Tensor) -> Tensor:
         if anchors is None:
-            return regularizer(a, x, alpha, beta, gamma)
+            return regularizer(a, features, alpha, beta, gamma)
         b_hat = a.t() @ (inverse(a.sum(1)).unsqueeze(1) * a)
-        return regularizer(b_hat, x[anchors], alpha, beta, gamma)
+        return regularizer(b_hat, features[anchors], alpha, beta, gamma)
 
     def step(v: Tensor, w: Tensor) -> Tensor:
         """Learn a graph, mix it (Eq. 3 or 9), predict (Eq. 4 or 8); returns Z."""
@@ -147,7 +151,7 @@ def idgl_reference(
         run.regs.append(graph_loss(a))
         return torch.relu(out) if len(weights) == 1 else z
 
-    z = step(x, w_raw)
+    z = step(features, w_raw)
     for _ in range(T):
         z = step(z, w_hidden)
         first, before, now = run.learned[0], run.learned[-2], run.learned[-1]

@@ -111,7 +111,7 @@ def weights_of(model):
     return weights, *(learner.metric.weight for learner in learners)
 
 
-def reference_of(model, x, initial, anchors=None) -> ReferenceRun:
+def reference_of(model, x, initial, anchors=None, graph_x=None) -> ReferenceRun:
     """The reference with the weights and hyper-parameters of a GCN model."""
     return idgl_reference(
         x,
@@ -127,4 +127,5 @@ def reference_of(model, x, initial, anchors=None) -> ReferenceRun:
         T=model.max_iters,
         anchors=anchors,
         fixed_iters=model.tol is None,
+        graph_x=graph_x,
     )

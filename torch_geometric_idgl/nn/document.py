@@ -2,6 +2,7 @@ r"""Documents as graphs of their tokens."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,9 @@ class DocumentGNN(Module):
         out_channels (int): Size of the outputs.
         gnn (IDGL, optional): An :class:`IDGL` or :class:`IDGLAnch` model with
             :obj:`in_channels=hidden_channels` and :obj:`graph_channels=d`; another
-            module that is called as :obj:`gnn(x, batch=..., batch_size=...,
-            graph_x=...)`; or :obj:`None`, for the LSTM alone. (default: :obj:`None`)
+            module with :obj:`out_channels` that is called as :obj:`gnn(x, batch=...,
+            batch_size=..., graph_x=...)`; or :obj:`None`, for the LSTM alone.
+            (default: :obj:`None`)
         dropout (float, optional): Dropout on word vectors and on outputs of the LSTM.
             All tokens of a document share a mask. (default: :obj:`0.5`)
         act (Callable, optional): A function of the outputs, such as
@@ -64,10 +66,14 @@ class DocumentGNN(Module):
         act: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(vectors, Tensor) or vectors.dim() != 2:
-            got = list(vectors.shape) if isinstance(vectors, Tensor) else vectors
+        if (
+            not isinstance(vectors, Tensor)
+            or vectors.dim() != 2
+            or not vectors.is_floating_point()
+        ):
             raise ValueError(
-                f"Expected 'vectors' to be a matrix, a row for each word (got {got})"
+                f"Expected 'vectors' to be a floating-point matrix, a row for each "
+                f'word (got {_kind(vectors)})'
             )
         check_at_least('hidden_channels', hidden_channels, 2, integer=True)
         if hidden_channels % 2:
@@ -88,13 +94,19 @@ class DocumentGNN(Module):
         self.out_channels = out_channels
         self.dropout = dropout
         self.act = act
-        self.embedding = Embedding.from_pretrained(vectors)
+        self.embedding = Embedding.from_pretrained(vectors.detach().clone())
         self.lstm = LSTM(vectors.size(1), hidden_channels // 2)
         self.backward_lstm = LSTM(vectors.size(1), hidden_channels // 2)
         self.gnn = gnn
         self.readout = MaxAggregation()
         width = hidden_channels if gnn is None else gnn.out_channels
         self.lin = Linear(width, out_channels)  # type: ignore[arg-type]
+
+    @property
+    def learns_graph(self) -> bool:
+        """Whether the GNN learns graphs, and has a trace of them."""
+        forward = None if self.gnn is None else inspect.signature(self.gnn.forward)
+        return forward is not None and 'return_trace' in forward.parameters
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module, the word vectors excepted."""
@@ -132,10 +144,20 @@ class DocumentGNN(Module):
             The outputs, one row for each document and, if asked for, the trace.
         """
         if isinstance(token, Data):
+            if batch is not None or batch_size is not None:
+                raise ValueError(
+                    "Expected a data object to hold 'batch' (got it as an argument "
+                    'besides)'
+                )
             data = token
-            token, batch = data['token'], data.get('batch')
-            batch_size = None if batch is None else data.num_graphs  # type: ignore
+            token, batch = data.get('token'), data.get('batch')
+            batch_size = None if batch is None else getattr(data, 'num_graphs', None)
         self._check(token)
+        if return_trace and not self.learns_graph:
+            raise ValueError(
+                "Expected 'return_trace=False' for a model whose 'gnn' learns no graph "
+                '(got True)'
+            )
         if batch is None:
             batch, batch_size = torch.zeros_like(token, dtype=torch.long), 1
         check_batch(batch, batch_size, token.numel())
@@ -150,10 +172,6 @@ class DocumentGNN(Module):
             return out if self.act is None else self.act(out)
 
         if self.gnn is None:
-            if return_trace:
-                raise ValueError(
-                    "Expected 'return_trace=False' for a model without 'gnn' (got True)"
-                )
             return head(x)
         options: dict[str, Any] = {
             'batch': batch,
@@ -201,13 +219,11 @@ class DocumentGNN(Module):
         if (
             not isinstance(token, Tensor)
             or token.dim() != 1
-            or token.is_floating_point()
+            or token.dtype not in (torch.long, torch.int)
         ):
-            got = type(token).__name__
-            if isinstance(token, Tensor):
-                got = f'{token.dtype} of shape {list(token.shape)}'
             raise ValueError(
-                f"Expected 'token' to be a vector of the words' numbers (got {got})"
+                f"Expected 'token' to be a vector of the words' numbers, of type "
+                f'torch.long (got {_kind(token)})'
             )
         if token.numel() == 0:
             return
@@ -224,3 +240,9 @@ class DocumentGNN(Module):
             f'{self.__class__.__name__}({words}, {channels}, {self.hidden_channels}, '
             f'{self.out_channels}, gnn={self.gnn})'
         )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f'{value.dtype} of shape {list(value.shape)}'
+    return type(value).__name__

@@ -151,6 +151,12 @@ class Trace:
         trace = copy.copy(self)
         trace.outs = [fn(out) for out in self.outs]
         trace.of_graphs = True
+        shape = list(trace.out.shape)
+        if shape[:1] != [self.nodes.num_graphs]:
+            raise ValueError(
+                f"Expected 'fn' to return a row for each of the "
+                f'{self.nodes.num_graphs} graphs (got shape {shape})'
+            )
         return trace
 
     def prediction_loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
@@ -169,7 +175,7 @@ class Trace:
             rows = self.num_iters == count
             rows = rows if self.of_graphs else rows[self.nodes.batch]
             for out in self.outs[1 : count + 1]:
-                mixed = torch.where(rows.unsqueeze(-1), out, first_out)
+                mixed = torch.where(_like(rows, out), out, first_out)
                 total = total + (fn(mixed) - first) / count
         return total
 
@@ -252,3 +258,8 @@ class Trace:
             ]
             trace.refined.append(spread(refined))
         return trace
+
+
+def _like(rows: Tensor, out: Tensor) -> Tensor:
+    """A choice of rows, with as many dimensions as outputs."""
+    return rows.view(-1, *[1] * (out.dim() - 1))

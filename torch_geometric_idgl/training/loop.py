@@ -153,7 +153,8 @@ def fit(
 
     * A module whose :obj:`forward` takes :obj:`return_trace`, such as one's own around
       IDGL, is called as :obj:`out, trace = model(batch, return_trace=True)`, and with
-      :obj:`max_iters` if it takes that. Its loss is
+      :obj:`max_iters` if it takes that (unless :obj:`model.learns_graph` is
+      :obj:`False`). Its loss is
       :obj:`trace.loss(lambda out: loss_fn(out, batch.y))`, and :obj:`trace.num_iters`
       holds the number of refinements of each graph. Any other module is called as
       :obj:`model(batch)`.
@@ -351,6 +352,8 @@ def _trace_options(model: torch.nn.Module, one_graph: bool) -> set[str]:
     if isinstance(model, IDGL):
         return names
     if one_graph:  # other models are called with its parts
+        return set()
+    if not getattr(model, 'learns_graph', True):  # a 'DocumentGNN' may not
         return set()
     taken = names & inspect.signature(model.forward).parameters.keys()
     return taken if 'return_trace' in taken else set()
