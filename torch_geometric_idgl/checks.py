@@ -168,7 +168,7 @@ def check_graph_features(
 def check_nodes(edge_index: Tensor, num_nodes: int) -> None:
     """Raise unless edges connect nodes that there are."""
     if edge_index.numel():
-        low, high = (int(bound) for bound in edge_index.aminmax())
+        low, high = map(int, edge_index.aminmax())
         if low < 0 or high >= num_nodes:
             raise ValueError(
                 f"Expected 'edge_index' to hold nodes from 0 to {num_nodes - 1}, as "

@@ -31,7 +31,7 @@ from torch_geometric_idgl.graphs import (
     tiled,
 )
 from torch_geometric_idgl.nn import RBF
-from torch_geometric_idgl.ops import Features, Nodes, SparseMatrix, cooccurrence
+from torch_geometric_idgl.ops import Features, Nodes, SparseMatrix
 from torch_geometric_idgl.ops import features as features_module
 from torch_geometric_idgl.ops import sparse as sparse_module
 
@@ -329,7 +329,7 @@ def use_small_blocks(monkeypatch, entries=2):
 def use_no_tables(monkeypatch):
     """Neither Gram matrices nor lists of pairs of features are affordable."""
     monkeypatch.setattr(features_module, '_MAX_GRAM', 0)
-    monkeypatch.setattr(cooccurrence, '_MAX_PAIRS', -1)
+    monkeypatch.setattr(features_module, '_MAX_PAIRS', -1)
 
 
 def assert_grads_close(actual, expected, leaves, note=''):

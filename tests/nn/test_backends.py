@@ -27,7 +27,7 @@ from torch_geometric_idgl.graphs import (
 from torch_geometric_idgl.nn import IDGL, GraphLearner, IDGLAnch, WeightedCosine
 from torch_geometric_idgl.nn import graph_learner as module
 from torch_geometric_idgl.nn.inputs import Anchors, given_anchors
-from torch_geometric_idgl.ops import Features, Nodes, cooccurrence
+from torch_geometric_idgl.ops import Features, Nodes, features
 
 EXACT = ['auto', 'dense', 'tiled', 'sparse']
 REGULARIZED = {'smoothness': 0.3, 'connectivity': 0.2, 'sparsity': 0.4}
@@ -99,7 +99,7 @@ def test_dropout_depends_on_the_seed():
 def test_blocks_of_features_and_lists_of_pairs_agree(cls, monkeypatch):
     """The terms of sparse features that are too many to be listed."""
     expected = run(cls, 'low_rank', sparse=True)
-    monkeypatch.setattr(cooccurrence, '_MAX_PAIRS', -1)
+    monkeypatch.setattr(features, '_MAX_PAIRS', -1)
     assert_same(run(cls, 'low_rank', sparse=True), expected, 1e-9)
 
 

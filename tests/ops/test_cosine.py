@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from torch_geometric_idgl.ops.cosine import weighted_unit_vectors
+from torch_geometric_idgl.ops.numeric import weighted_unit_vectors
 
 
 def vectors(n, seed=0):

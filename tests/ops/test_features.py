@@ -12,7 +12,7 @@ from tests.graphs.cases import (
 )
 from torch_geometric_idgl.ops import Features, Pattern, SparseMatrix
 from torch_geometric_idgl.ops import features as module
-from torch_geometric_idgl.ops.cooccurrence import CoOccurrences
+from torch_geometric_idgl.ops.features import CoOccurrences
 
 
 def make(batch, sparse):
@@ -177,7 +177,5 @@ def test_long_lists_of_cooccurrences_are_not_kept(less, monkeypatch):
     sparse = SparseMatrix.from_dense(bag_of_words(9))
     count = sparse.pattern.rowptr.diff()
     total = int((count * (count + 1) / 2).sum())
-    monkeypatch.setattr(
-        'torch_geometric_idgl.ops.cooccurrence._MAX_PAIRS', total - less
-    )
+    monkeypatch.setattr('torch_geometric_idgl.ops.features._MAX_PAIRS', total - less)
     assert (CoOccurrences.of(sparse.pattern) is None) == bool(less)

@@ -5,11 +5,10 @@ version.
 
 from .anchor import AnchorGraph
 from .base import Affinity, GraphOperator, Measures
-from .blocks import BlockGraph
+from .combined import BlockGraph, Mixture
 from .dense import DenseGraph
 from .feature import FeatureGraph
 from .low_rank import CompleteGraph, LowRankGraph
-from .mixture import Mixture
 from .node import NodeGraph
 from .scores import InnerScores, PairScores, Scores, WeightedScores, sparsify
 from .sparse import SparseGraph

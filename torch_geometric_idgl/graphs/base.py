@@ -247,8 +247,9 @@ class Affinity(GraphOperator):
 
     @torch.no_grad()
     def _sq_dist_but_norm(self, other: Affinity) -> Tensor:
-        near, far = sorted((self, other), key=lambda graph: graph.inner_cost)
-        return self.sq_norm() - 2.0 * near.inner(far)
+        cheaper = self.inner_cost <= other.inner_cost
+        inner = self.inner(other) if cheaper else other.inner(self)
+        return self.sq_norm() - 2.0 * inner
 
     def measure(
         self,

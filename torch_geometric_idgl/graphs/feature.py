@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.batch import Nodes
-from ..ops.cosine import weighted_unit_vectors
 from ..ops.features import Features
-from ..ops.numeric import block_entries, safe_rsqrt
+from ..ops.numeric import block_entries, safe_rsqrt, weighted_unit_vectors
 from ..ops.sparse import SparseMatrix
 from .base import Affinity
 from .dense import DenseGraph

@@ -20,7 +20,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
 from ..graphs import GraphOperator, Mixture
-from ..graphs.mixture import weighted_sum
+from ..graphs.combined import weighted_sum
 from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import dropout, relu_dropout

@@ -127,7 +127,7 @@ def arrange(
     features = Features.from_tensor(x, nodes)
     others = features if graph_x is None else Features.from_tensor(graph_x, nodes)
     parts = []
-    for graphs in _groups(nodes.sizes, together) or [[0]]:
+    for graphs in _groups(nodes.sizes, together):
         own, own_others = features, others
         initial: InitialGraph | None = given
         if len(graphs) < nodes.num_graphs:
@@ -143,15 +143,17 @@ def arrange(
 
 def _groups(sizes: Sequence[int], together: bool) -> list[list[int]]:
     """Which graphs are refined together. Empty ones take part in nothing."""
+    if len(sizes) == 1:
+        return [[0]]
     present = [graph for graph, size in enumerate(sizes) if size > 0]
     if together:
-        return [present] if present else []
+        return [present or [0]]
     small = [
         [graph for graph in present if low < sizes[graph] <= high]
         for low, high in pairwise((0, *_SMALL))
     ]
     alone = [[graph] for graph in present if sizes[graph] > _SMALL[-1]]
-    return [graphs for graphs in small + alone if graphs]
+    return [graphs for graphs in small + alone if graphs] or [[0]]
 
 
 def _nodes(batch: Tensor | None, batch_size: int | None, x: Tensor) -> Nodes:

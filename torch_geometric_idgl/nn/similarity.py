@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..checks import check_at_least
-from ..ops.cosine import weighted_unit_vectors
-from ..ops.numeric import safe_rsqrt
+from ..ops.numeric import safe_rsqrt, weighted_unit_vectors
 from ..ops.sparse import SparseMatrix
 
 __all__ = [

@@ -167,7 +167,8 @@ class Trace:
             return first
         counts = self.num_iters.unique().tolist() if self.nodes.num_graphs > 1 else []
         if len(counts) <= 1:
-            return first + sum(fn(out) for out in self.outs[1:]) / (len(self.outs) - 1)
+            later = sum(map(fn, self.outs[1:])) / (len(self.outs) - 1)
+            return first + later
         # Rows are independent: graphs with T refinements are averaged over T steps by
         # letting the others stand at the first graph's outputs, then taking these off.
         total = first + first

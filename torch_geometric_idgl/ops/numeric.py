@@ -1,4 +1,4 @@
-"""Divisions and logarithms that stay finite, quick products, and block sizes."""
+"""Divisions and logarithms that stay finite, unit vectors, quick products, blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ __all__ = [
     'safe_reciprocal',
     'safe_rsqrt',
     'symmetric_product',
+    'weighted_unit_vectors',
     'widen',
 ]
 
 _NARROW = 16
+_SHORT = 128  # channels up to which a diagonal matrix is best multiplied as a dense one
 _STEPS = 1 << 16  # of the probabilities of `dropout`
 _BLOCK = 1 << 20  # entries of a block that stays in a CPU's cache while it is used
 TINY = 1e-12  # the released code clamps sums here before dividing and in logs
@@ -40,32 +42,27 @@ def block_entries(device: torch.device) -> int:
     return max(_BLOCK, torch.cuda.get_device_properties(device).total_memory >> 8)
 
 
-def _tiny(x: Tensor, power: int = 1) -> float:
-    """That power of it, but no number that half precision would round to zero or
-    invert to infinity.
-    """
-    return max(TINY**power, torch.finfo(x.dtype).tiny)
-
-
 def safe_reciprocal(x: Tensor) -> Tensor:
     r""":math:`1 / x` where :math:`x` is positive, zero with zero gradient elsewhere.
 
     A row that sparsification has emptied has degree zero; its normalised row is zero,
     not NaN.
     """
-    return x.masked_fill(x <= _tiny(x), torch.inf).reciprocal()
+    tiny = max(TINY, torch.finfo(x.dtype).tiny)  # half precision has larger ones
+    return x.masked_fill(x <= tiny, torch.inf).reciprocal()
 
 
 def safe_rsqrt(x: Tensor) -> Tensor:
     r""":math:`x^{-1/2}` where :math:`x` is positive, zero with zero gradient
     elsewhere.
     """
-    return x.masked_fill(x <= _tiny(x, 2), torch.inf).rsqrt()
+    tiny = max(TINY**2, torch.finfo(x.dtype).tiny)
+    return x.masked_fill(x <= tiny, torch.inf).rsqrt()
 
 
 def safe_log(x: Tensor) -> Tensor:
     r""":math:`\log(\max(x, 10^{-12}))`, with zero gradient where it is clamped."""
-    return x.clamp(min=_tiny(x)).log()
+    return x.clamp(min=max(TINY, torch.finfo(x.dtype).tiny)).log()
 
 
 def are_largest(x: Tensor, k: int) -> Tensor:
@@ -153,3 +150,49 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
         out[:, strip, start:] = left[0] @ right[0] if len(a) == 1 else left @ right
         out[:, rest, strip] = out[:, strip, rest].transpose(1, 2)
     return out
+
+
+class _WeightedUnitVectors(torch.autograd.Function):
+    """In closed form: autograd would keep and walk over several n x m x d products."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        heads = weight.size(0)
+        scale = safe_rsqrt(x.square() @ weight.square().t() * heads)  # [n, m]
+        ctx.save_for_backward(x, weight, scale)
+        out = scale.unsqueeze(-1) * weight  # [n, m, d]
+        return out.mul_(x.unsqueeze(1)).flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        heads, channels = weight.shape
+        scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
+        moment = scaled * x.unsqueeze(1)  # g r x
+        # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
+        by_head = torch.block_diag(*weight.unsqueeze(-1).unbind(0))  # [m d, m]
+        grad_q = (moment.flatten(1) @ by_head) * scale.square() * -heads
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            if channels > _SHORT:
+                grad_x = (scaled * weight).sum(1)
+            else:  # A product with all the diagonal matrices is the fastest way.
+                grad_x = scaled.flatten(1) @ torch.diag_embed(weight).flatten(0, 1)
+            grad_x = grad_x.addcmul(x, grad_q @ weight.square())
+        grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
+        return grad_x, grad_weight
+
+
+def weighted_unit_vectors(x: Tensor, weight: Tensor) -> Tensor:
+    r"""Concatenate :math:`(\mathbf{w}_p \odot \mathbf{x}_i) / (\sqrt{m} \,
+    \|\mathbf{w}_p \odot \mathbf{x}_i\|)` over the heads :math:`p`.
+
+    The inner product of two such vectors is the mean of the :math:`m` weighted cosines.
+    Zero vectors stay zero, and get no gradient.
+
+    Args:
+        x (torch.Tensor): Vectors, of shape :obj:`[n, d]`.
+        weight (torch.Tensor): The weights of the heads, of shape :obj:`[m, d]`.
+    """
+    return _WeightedUnitVectors.apply(x, weight)

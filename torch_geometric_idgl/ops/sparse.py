@@ -83,8 +83,9 @@ class Pattern:
     @cached_property
     def row(self) -> Tensor:
         """The row of each entry."""
-        index = torch.arange(self.num_rows, device=self.col.device)
-        return index.repeat_interleave(self.rowptr.diff(), output_size=self.nnz)
+        count = self.rowptr.diff()
+        index = torch.arange(count.numel(), device=count.device)
+        return index.repeat_interleave(count, output_size=self.col.numel())
 
     @cached_property
     def host_rowptr(self) -> np.ndarray:
@@ -99,12 +100,11 @@ class Pattern:
     def transposed(self) -> tuple[Pattern, Tensor]:
         """The transposed pattern, and the permutation of the values."""
         perm = torch.argsort(self.col, stable=True)
-        shape = (self.num_cols, self.num_rows)
+        shape = (self.num_cols, self.rowptr.numel() - 1)
         return Pattern.from_sorted(self.col[perm], self.row[perm], shape), perm
 
 
-def _bag_sum(places: tuple[Pattern, Tensor], dense: Tensor) -> Tensor:
-    pattern, value = places
+def _bag_sum(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
     if pattern.col.numel() == 0 or dense.size(1) == 0:
         return dense.new_zeros(pattern.num_rows, dense.size(1))
     return F.embedding_bag(
@@ -162,7 +162,8 @@ class _SpMM(torch.autograd.Function):
     def forward(ctx, matrix, transposed, value, dense):
         ctx.matrix, ctx.transposed = matrix, transposed
         ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
-        return _bag_sum(matrix.turned if transposed else matrix.parts, dense)
+        pattern, value = matrix.turned if transposed else (matrix.pattern, value)
+        return _bag_sum(pattern, value, dense)
 
     @staticmethod
     @once_differentiable
@@ -174,9 +175,9 @@ class _SpMM(torch.autograd.Function):
             grad_value = _pair_dot(ctx.matrix.pattern, left, right)
         if ctx.needs_input_grad[3]:
             matrix = ctx.matrix
-            grad_dense = _bag_sum(
-                matrix.parts if ctx.transposed else matrix.turned, grad
-            )
+            same = (matrix.pattern, matrix.value.detach())
+            pattern, value = same if ctx.transposed else matrix.turned
+            grad_dense = _bag_sum(pattern, value, grad)
         return None, None, grad_value, grad_dense
 
 
@@ -194,10 +195,10 @@ class _SDDMM(torch.autograd.Function):
         pattern = ctx.pattern
         grad_a = grad_b = None
         if ctx.needs_input_grad[1]:
-            grad_a = _bag_sum((pattern, grad), b)
+            grad_a = _bag_sum(pattern, grad, b)
         if ctx.needs_input_grad[2]:
             transposed, perm = pattern.transposed
-            grad_b = _bag_sum((transposed, grad[perm]), a)
+            grad_b = _bag_sum(transposed, grad[perm], a)
         return None, grad_a, grad_b, None
 
 
@@ -280,11 +281,6 @@ class SparseMatrix:
     def with_value(self, value: Tensor) -> SparseMatrix:
         """The same places with other values."""
         return SparseMatrix(self.pattern, value)
-
-    @cached_property
-    def parts(self) -> tuple[Pattern, Tensor]:
-        """Places and values."""
-        return self.pattern, self.value.detach()
 
     @cached_property
     def turned(self) -> tuple[Pattern, Tensor]:

@@ -1,4 +1,6 @@
-r"""The graphs of a batch side by side, after they were learned one after another."""
+r"""Graphs made of graphs: a weighted sum (Eq. 3 and 9), and the graphs of a batch that
+were learned one after another, side by side.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,46 @@ from torch import Tensor
 from ..ops.batch import Nodes
 from .base import MAX_EDGES, Affinity, GraphOperator
 
-__all__ = ['BlockGraph']
+__all__ = ['BlockGraph', 'Mixture', 'weighted_sum']
+
+
+class Mixture(GraphOperator):
+    r""":math:`\sum_i w_i \mathbf{A}_i`; sums within the sum are taken apart.
+
+    Args:
+        *terms (Tuple[float, GraphOperator]): Weights and graphs.
+    """
+
+    def __init__(self, *terms: tuple[float, GraphOperator]) -> None:
+        super().__init__(terms[0][1].rows, terms[0][1].cols, terms[0][1].dtype)
+        merged: dict[int, tuple[float, GraphOperator]] = {}
+        products: list[tuple[float, Tensor]] = []
+        for weight, graph in terms:
+            parts = graph.terms if isinstance(graph, Mixture) else [(1.0, graph)]
+            for own, part in parts:  # A graph that comes twice is multiplied once.
+                before, _ = merged.get(id(part), (0.0, part))
+                merged[id(part)] = (before + weight * own, part)
+            if graph.product is not None:
+                products.append((weight, graph.product))
+        self.terms: list[tuple[float, GraphOperator]] = list(merged.values())
+        if len(products) == len(terms):
+            self.product = weighted_sum(products)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        (weight, graph), *rest = self.terms
+        total = graph.weighted_matmul(x, weight)
+        for weight, graph in rest:
+            total = total.add_(graph.weighted_matmul(x, weight))
+        return total
+
+
+def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
+    """The sum of matrices times numbers, which is nobody else's."""
+    (weight, value), *rest = terms
+    total = value if weight == 1.0 and rest else weight * value
+    for weight, value in rest:
+        total = total.add(value, alpha=weight)
+    return total
 
 
 class BlockGraph(Affinity):
