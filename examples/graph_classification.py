@@ -7,7 +7,8 @@ on the given edges is trained for comparison, with the same read-out.
 Without a data set, graphs are made whose edges are mostly noise: nodes are in four
 groups, which their features tell, and carry a sign. In one class all nodes of a group
 have the same sign, in the other one they are drawn. Who averages over groups can see
-it; who averages over the given edges hardly can.
+it; who averages over the given edges hardly can. They are made to show what IDGL is
+for, and say nothing about other graphs.
 
     python examples/graph_classification.py
     python examples/graph_classification.py --dataset MUTAG
