@@ -20,6 +20,8 @@ EMBEDDED = [
     ('learned_graph_transform.py', '--gnn', 'GraphSAGE', '--epochs', '8'),
     ('custom_metric.py', '--epochs', '2'),
     ('inductive_nodes.py', '--epochs', '2'),
+    ('graph_classification.py', '--epochs', '2'),
+    ('documents.py', '--epochs', '2'),
 ]
 PLANETOID = [
     ('idgl_cora.py', '--epochs', '2'),
@@ -29,8 +31,10 @@ PLANETOID = [
 
 
 def run(script, *args, root, cwd):
+    if root is not None:
+        args = ['--root', str(root), *args]
     result = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), '--root', str(root), *args],
+        [sys.executable, str(EXAMPLES / script), *args],
         cwd=cwd,
         env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
         capture_output=True,
@@ -42,7 +46,7 @@ def run(script, *args, root, cwd):
 
 
 def scores(stdout):
-    """The numbers that are said to be of the test nodes."""
+    """The numbers that are said to be of the test split."""
     return [float(n) for n in re.findall(r'(?i)test\b[^\n\d]*(\d+\.\d+)', stdout)]
 
 
@@ -53,7 +57,8 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize('command', EMBEDDED, ids=' '.join)
 def test_embedded_example(command, tmp_path):
-    stdout = run(*command, root='data', cwd=tmp_path)
+    root = None if command[0] == 'documents.py' else 'data'  # it stores nothing
+    stdout = run(*command, root=root, cwd=tmp_path)
     if command[0] == 'demo.py':
         for name in ['GCN without a graph', 'GCN on the 24-NN graph', 'IDGL']:
             assert f'\n{name} ' in stdout
@@ -61,6 +66,54 @@ def test_embedded_example(command, tmp_path):
         assert picture.startswith(b'\x89PNG')
     else:
         assert scores(stdout) and all(0 < score <= 1 for score in scores(stdout))
+
+
+def test_documents_of_ones_own(tmp_path):
+    """Another folder, with word vectors from a file."""
+    texts = {'animals': 'The cat and the old dog.', 'numbers': 'Three plus four!'}
+    for name, text in texts.items():
+        (tmp_path / 'mine' / name).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path / 'mine' / name / f'{i}.txt').write_text(text)
+    lines = ['cat 1 0 0', 'dog 0.9 0.3 0', 'old 0.8 0.5 0', 'three 0 0 1', 'plus 0 1 1']
+    (tmp_path / 'vectors.txt').write_text('\n'.join(lines))
+    options = ['--folder', 'mine', '--vectors', 'vectors.txt', '--epochs', '15']
+    stdout = run('documents.py', *options, root=None, cwd=tmp_path)
+    assert '5 of 9 words have a vector in the file' in stdout
+    assert '10 texts of 2 classes: 6 for train, 2 for dev, 2 for test' in stdout
+    assert scores(stdout) == [1.0]
+    # Of the document with most words, and without words such as "the" and "and".
+    assert (
+        '"The cat and the old dog."\nis about animals, and IDGL says: animals' in stdout
+    )
+    links = stdout.partition('New links')[2]
+    assert set(re.findall(r'(\w+) - (\w+)', links)) == {
+        ('cat', 'dog'),
+        ('cat', 'old'),
+        ('dog', 'old'),
+    }
+
+
+@pytest.mark.parametrize('attributes', [True, False])
+def test_graphs_of_a_data_set(attributes, tmp_path):
+    """Files as those that PyG downloads: paths and triangles of three nodes."""
+    kinds = [[(1, 2), (2, 3)], [(1, 2), (2, 3), (1, 3)]]
+    edges = [(3 * g + i, 3 * g + j) for g in range(20) for i, j in kinds[g % 2]]
+    content = {
+        'A': [f'{i}, {j}' for a, b in edges for i, j in [(a, b), (b, a)]],
+        'graph_indicator': [g + 1 for g in range(20) for _ in range(3)],
+        'graph_labels': [g % 2 for g in range(20)],
+    }
+    if attributes:  # else degrees take their place
+        content['node_labels'] = [g % 2 for g in range(20) for _ in range(3)]
+    raw = tmp_path / 'TUDataset' / 'TOY' / 'raw'
+    raw.mkdir(parents=True)
+    for name, values in content.items():
+        text = ''.join(f'{value}\n' for value in values)
+        (raw / f'TOY_{name}.txt').write_text(text)
+    options = ['--dataset', 'TOY', '--epochs', '30']
+    stdout = run('graph_classification.py', *options, root='.', cwd=tmp_path)
+    assert 'GCN  test accuracy: 1.0000\nIDGL test accuracy: 1.0000\n' in stdout
 
 
 @pytest.mark.parametrize('command', PLANETOID, ids=' '.join)
