@@ -374,7 +374,7 @@ class IDGL(Module):
         drafts = []  # of outputs
         if full:
             trace.regs.append(self._loss(graph))  # Eq. 10, 11
-            drafts.append(self.backbone.draft(last, mixed))
+            trace.outs.append(self.backbone.predict(last, mixed))
         stopping = None if self.tol is None else Stopping(graph, self.tol)
         active = torch.ones_like(trace.num_iters, dtype=torch.bool)
         vectors, backend = z, None
@@ -386,12 +386,13 @@ class IDGL(Module):
             graph = self._learn(
                 self.embedding_learner, vectors, asked, previous, backend
             )
-            mixed = Mixture((1.0, constant), (eta * (1.0 - lam), graph))  # Eq. 3
+            weight = eta * (1.0 - lam)
+            mixed = Mixture((1.0, constant), (weight, graph))  # Eq. 3
             z, last = self.backbone.embed(projected, mixed, nodes, self.iter_dropout)
             trace.add(graph.affinity, mixed, active)
             if full:
                 trace.add_loss(self._loss(graph), active)  # Eq. 10, 11
-                drafts.append(self.backbone.draft(last, mixed, graph))
+                drafts.append(self.backbone.draft(last, mixed, graph, weight))
             if stopping and previous is not None:
                 trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
                 active, going_on = stopping.still_changing(graph, active)
@@ -399,7 +400,7 @@ class IDGL(Module):
                     break
 
         if full:
-            trace.add_outs(self.backbone.finish(drafts))
+            trace.add_outs(self.backbone.finish(drafts, constant))
         else:
             trace.outs.append(self.backbone.predict(last, mixed))
         return trace

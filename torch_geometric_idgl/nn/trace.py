@@ -195,9 +195,8 @@ class Trace:
         self.regs.append(reg if alone else torch.where(active, reg, self.regs[-1]))
 
     def add_outs(self, outs: list[Tensor]) -> None:
-        """The outputs of all iterations; graphs that have stopped keep theirs."""
-        self.outs.append(outs[0])
-        for active, out in zip(self.refined, outs[1:], strict=True):
+        """The outputs of all refinements; graphs that have stopped keep theirs."""
+        for active, out in zip(self.refined, outs, strict=True):
             self.outs.append(self.nodes.where(active, out, self.outs[-1]))
 
     @classmethod

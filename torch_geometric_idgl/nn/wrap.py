@@ -253,7 +253,7 @@ class WrappedGNN(Backbone):
         return last
 
     def draft(
-        self, last: Tensor, mixed: GraphOperator, own: GraphOperator | None = None
+        self, last: Tensor, mixed: GraphOperator, graph: GraphOperator, weight: float
     ) -> Tensor:
         return last
 
