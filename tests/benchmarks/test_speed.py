@@ -186,5 +186,5 @@ def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
 
     markdown, missing = report.speed_table(tmp_path)
     assert '2 documents of 60 to 1,000 tokens' in markdown
-    assert '1.0 documents a second and 600 MB, 20.0× as fast as' in markdown
+    assert '1.0 documents a second of CPU time and 600 MB, 20.0× as fast as' in markdown
     assert missing == [('speed', 'scaling'), ('speed', 'arxiv')]
