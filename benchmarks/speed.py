@@ -4,7 +4,7 @@ Every case runs in a fresh process (see `speed_cases.py`), whose peak memory is 
 times are medians of interleaved repeats in one of them.
 
     python benchmarks/speed.py                      # everything
-    python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv
+    python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv, documents
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ TARGETS = {
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 TILED_SIZES = (3_000, 10_000, 30_000)  # quadratic in time
 KINDS = ('low-rank', 'anchor', 'tiled')
+# Tokens of the documents of a batch. Their mean is 287 (317 in 20News), and that of
+# their squares 136,000.
+TOKENS = (60, 80, 100, 120, 140, 160, 180, 205, 230, 260, 290, 330, 380, 470, 580, 1000)
+DOCUMENTS_TARGET = 20  # times faster than with padding
+ONE_THREAD = {'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
 
 
 class OutOfMemory(RuntimeError):
@@ -237,6 +242,44 @@ def arxiv(args: argparse.Namespace) -> dict:
     return {'idgl_anch': ours, 'gcn': gcn, 'ratio': ratio, 'made': by}
 
 
+def documents(args: argparse.Namespace) -> dict:
+    """A batch of documents against the straightforward implementation, which pads
+    them to the longest: forward and backward of each in turn, on one thread, in
+    seconds of CPU time.
+    """
+    case = {'sizes': list(TOKENS), 'refinements': 3}
+    result = fresh({'job': 'documents', **case, 'repeats': args.repeats}, ONE_THREAD)
+    seconds = {key: median(value) for key, value in result['seconds'].items()}
+    memory, padded = (
+        fresh({'job': 'documents-memory', **case, 'system': system}, ONE_THREAD)
+        for system in ('idgl', 'padded')
+    )
+    by = made(f'--only documents --repeats {args.repeats}')
+    by['machine']['threads'] = result['threads']
+    row = {
+        **case,
+        'seconds': seconds,
+        'all_seconds': result['seconds'],
+        'clock': 'CPU time',
+        'documents_per_second': {k: len(TOKENS) / v for k, v in seconds.items()},
+        'speedup': seconds['padded'] / seconds['idgl'],
+        'target': DOCUMENTS_TARGET,
+        'peak_mb': memory['peak_mb'],
+        'start_mb': memory['start_mb'],
+        'padded_peak_mb': padded['peak_mb'],
+        'memory_ratio': padded['peak_mb'] / memory['peak_mb'],
+        'made': by,
+    }
+    rate = row['documents_per_second']
+    print(
+        f'documents: {rate["idgl"]:.2f} a second against {rate["padded"]:.2f} padded = '
+        f'{row["speedup"]:.1f}x (target {DOCUMENTS_TARGET}x), '
+        f'{row["peak_mb"]:.0f} MB against {row["padded_peak_mb"]:.0f} MB; '
+        f'{rate["idgl_ten"]:.2f} a second with ten refinements'
+    )
+    return row
+
+
 def save_part(path: Path, result: dict, name: str, part) -> None:
     """Write the results so far, with a part of them renewed."""
     write_json(path, result | {name: part})
@@ -269,7 +312,9 @@ def main() -> None:
     parser.add_argument('--root', default='data', help='writable folder of the data')
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
     parser.add_argument('--repeats', type=int, default=3)
-    parser.add_argument('--only', choices=['reference', 'gcn', 'scaling', 'arxiv'])
+    parser.add_argument(
+        '--only', choices=['reference', 'gcn', 'scaling', 'arxiv', 'documents']
+    )
     parser.add_argument('--cases', nargs='+', help='such as cora/idgl; default: all')
     parser.add_argument('--sizes', type=int, nargs='+', help='numbers of nodes')
     parser.add_argument('--kinds', nargs='+', default=list(KINDS), choices=KINDS)
@@ -292,6 +337,9 @@ def main() -> None:
         plot(result['scaling'], args.out.with_suffix('.png'))
     if args.only in (None, 'arxiv'):
         result['arxiv'] = arxiv(args)
+        write_json(args.out, result)
+    if args.only in (None, 'documents'):
+        result['documents'] = documents(args)
         write_json(args.out, result)
 
 

@@ -4,7 +4,9 @@ import json
 import math
 from types import SimpleNamespace
 
+import common
 import pytest
+import report
 import speed
 import speed_cases
 
@@ -126,3 +128,63 @@ def test_compare_keeps_rows_that_are_not_asked_for(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert '20x the literal algorithm (target 8x), 3.0x less memory' in out
     assert '2.0 s, 300 MB (target: under 3000)' in out
+
+
+def test_documents_side_by_side():
+    case = {'sizes': [4, 11, 6], 'refinements': 2}
+    result = speed_cases.run_case({'job': 'documents', **case, 'repeats': 2})
+    counts = {name: len(times) for name, times in result['seconds'].items()}
+    assert counts == {'idgl': 10, 'idgl_ten': 10, 'padded': 2}
+    assert result['threads'] >= 1
+
+    data = speed_cases.made_up_documents(case['sizes'])
+    ours, padded, ten = (
+        speed_cases.documents_epoch(system, data, refinements)().item()
+        for system, refinements in [('idgl', 2), ('padded', 2), ('idgl', 10)]
+    )
+    assert ours == pytest.approx(padded, rel=1e-5)
+    assert ours != ten
+    for system in ('idgl', 'padded'):
+        job = {'job': 'documents-memory', 'system': system, **case}
+        result = speed_cases.run_case(job)
+        assert result['peak_mb'] >= result['start_mb'] > 0
+
+
+def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
+    cases = []
+
+    def fresh(case, environment):
+        assert environment['OMP_NUM_THREADS'] == '1'
+        cases.append((case['job'], case.get('system')))
+        if case['job'] == 'documents':
+            times = {'idgl': [1.0, 3.0], 'idgl_ten': [4.0], 'padded': [40.0]}
+            return {'seconds': times, 'threads': 1}
+        peak = 3000.0 if case['system'] == 'padded' else 600.0
+        return {'seconds': [2.0], 'peak_mb': peak, 'start_mb': 300.0}
+
+    monkeypatch.setattr(speed, 'fresh', fresh)
+    monkeypatch.setattr(speed, 'TOKENS', (60, 1000))
+    out = tmp_path / 'speed.json'
+    common.write_json(out, {'epochs': [], 'note': 'of before'})
+    argv = ['speed.py', '--only', 'documents', '--repeats', '2', '--out', str(out)]
+    monkeypatch.setattr('sys.argv', argv)
+    speed.main()
+    memory = 'documents-memory'
+    assert cases == [('documents', None), (memory, 'idgl'), (memory, 'padded')]
+    text = '1.00 a second against 0.05 padded = 20.0x (target 20x), 600 MB against 3000'
+    assert text in capsys.readouterr().out
+
+    content = common.read_json(out)
+    row = content.pop('documents')
+    assert content == {'epochs': [], 'note': 'of before'}
+    assert (row['speedup'], row['memory_ratio']) == (20.0, 5.0)
+    rates = {'idgl': 1.0, 'idgl_ten': 0.5, 'padded': 0.05}
+    assert row['documents_per_second'] == rates
+    command = 'python benchmarks/speed.py --only documents --repeats 2'
+    assert row['made']['command'] == command
+    assert row['made']['machine']['threads'] == 1
+
+    markdown, missing = report.speed_table(tmp_path)
+    assert '2 documents of 60 to 1,000 tokens' in markdown
+    assert '1.0 documents a second of CPU time and 600 MB, 20.0× as fast as' in markdown
+    assert missing == [('speed', 'scaling'), ('speed', 'arxiv')]
