@@ -21,6 +21,7 @@ from torch_geometric_idgl.graphs import (
     InnerScores,
     LowRankGraph,
     PairScores,
+    RepeatedScores,
     Scores,
     SparseGraph,
     TiledGraph,
@@ -185,6 +186,23 @@ def inner_case(form, rows, cols, seed=0) -> Case:
     return Case(leaves, make, dense, rows, cols, targets(rows, cols))
 
 
+def repeated_case(form, rows, cols, seed=0) -> Case:
+    """Inner products of four vectors, each of several nodes."""
+    kind = torch.arange(rows.num_rows) % 4
+    col_kind = None if cols is rows else kind[anchor_index(rows, cols)]
+
+    def make(u):
+        made = RepeatedScores(u, kind, col_kind, rows, cols, *FORMS[form])
+        return from_scores(form, made)
+
+    def dense(u):
+        similarities = u[kind] @ u[kind if col_kind is None else col_kind].t()
+        return plain_sparsify(form, block_diagonal(similarities, rows, cols))
+
+    leaves = (uniform(4, 3, seed=seed) * 1.5 - 0.5,)
+    return Case(leaves, make, dense, rows, cols, targets(rows, cols))
+
+
 class ScaledKernel(RBF):
     def __init__(self):
         super().__init__(3, 3)
@@ -282,6 +300,7 @@ for _form in FORMS:
 for _form in ('dense-eps', 'tiled-eps', 'kept-eps', 'sparse-eps'):
     BUILDERS[f'{_form}/pair'] = partial(pair_case, _form)
     BUILDERS[f'{_form}/weighted'] = partial(weighted_case, _form)
+    BUILDERS[f'{_form}/repeated'] = partial(repeated_case, _form)
 BUILDERS['low_rank'] = low_rank_case
 for _kind in ('dense', 'sparse', 'learned'):
     BUILDERS[f'feature/{_kind}'] = partial(feature_case, _kind)

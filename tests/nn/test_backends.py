@@ -20,6 +20,7 @@ from torch_geometric_idgl.graphs import (
     FeatureGraph,
     InnerScores,
     LowRankGraph,
+    RepeatedScores,
     SparseGraph,
     TiledGraph,
     WeightedScores,
@@ -101,6 +102,26 @@ def test_blocks_of_features_and_lists_of_pairs_agree(cls, monkeypatch):
     expected = run(cls, 'low_rank', sparse=True)
     monkeypatch.setattr(features, '_MAX_PAIRS', -1)
     assert_same(run(cls, 'low_rank', sparse=True), expected, 1e-9)
+
+
+@pytest.mark.parametrize('backend', ['dense', 'tiled', 'sparse'])
+@pytest.mark.parametrize('cls', MODELS)
+def test_equal_rows_are_compared_once(cls, backend, monkeypatch):
+    """As those of words that a document has several times."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randn(20, 6, generator=generator, dtype=torch.float64)
+    x = words[torch.randint(20, (70,), generator=generator)]
+    model = make_model(cls, epsilon=0.2, backend=backend, k=5).double().eval()
+    nodes = Nodes((70,), x.device)
+    index = torch.arange(0, 70, 2) if cls is IDGLAnch else None
+    found = []
+    for few in (10, 1000):
+        monkeypatch.setattr(module, '_FEW', few)
+        found.append(loss_and_gradients(model, x, anchor_index=index))
+        kind = RepeatedScores if few == 10 else InnerScores
+        scores = model.feature_learner.scores(Features(x, nodes), nodes, None)
+        assert type(scores) is kind
+    assert_same(*found, 1e-9)
 
 
 # The learner --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torch_geometric_idgl.ops.numeric import (
+    different_rows,
     dropout,
     relu_dropout,
     safe_log,
@@ -125,3 +126,17 @@ def test_widen():
         wide = widen(x)
         assert wide.size(1) == expected
         assert torch.equal(wide[:, :width], x) and not wide[:, width:].any()
+
+
+def test_different_rows():
+    x = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0], [2.0, 1.0], [-0.0, 0.0]])
+    first, kind = different_rows(x)
+    assert first.numel() == 3 and torch.equal(x[first][kind], x)
+    assert kind[0] == kind[2] and kind[1] == kind[4]
+    # Rows that cannot be told apart by their sums are not mixed up.
+    large = torch.tensor([[1e30, 1.0], [1e30, 2.0]], dtype=torch.float64)
+    first, kind = different_rows(large)
+    assert torch.equal(large[first][kind], large)
+    state = torch.get_rng_state()
+    different_rows(x)
+    assert torch.equal(torch.get_rng_state(), state)

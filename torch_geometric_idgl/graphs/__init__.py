@@ -10,7 +10,14 @@ from .dense import DenseGraph
 from .feature import FeatureGraph
 from .low_rank import CompleteGraph, LowRankGraph
 from .node import NodeGraph
-from .scores import InnerScores, PairScores, Scores, WeightedScores, sparsify
+from .scores import (
+    InnerScores,
+    PairScores,
+    RepeatedScores,
+    Scores,
+    WeightedScores,
+    sparsify,
+)
 from .sparse import SparseGraph
 from .tiled import TiledGraph
 
@@ -28,6 +35,7 @@ __all__ = [
     'Mixture',
     'NodeGraph',
     'PairScores',
+    'RepeatedScores',
     'Scores',
     'SparseGraph',
     'TiledGraph',

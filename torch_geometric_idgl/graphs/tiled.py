@@ -323,12 +323,14 @@ class _Walk(torch.autograd.Function):
             leaf.detach().requires_grad_(need)
             for leaf, need in zip(leaves, ctx.needs_input_grad[6:], strict=True)
         ]
+        known = isinstance(scores, InnerScores)  # the gradient of inner products is
         grads = [torch.zeros_like(leaf) for leaf in leaves]
+        if known:
+            grads = scores.start_gradient()
         widths = x.size(1), y.size(1)
         grad_out, grad_t_out = widen(grad_out), widen(grad_t_out)
         grad_x = x.new_zeros(x.size(0), grad_out.size(1))
         grad_y = y.new_zeros(y.size(0), grad_t_out.size(1))
-        known = isinstance(scores, InnerScores)  # the gradient of inner products is
         for tile in entries.tiles:
             mine, others = scores.slices(tile)
             if known:
@@ -351,32 +353,19 @@ class _Walk(torch.autograd.Function):
             if features is not None:
                 grad.addcmul_(features.gram_tile(tile), grad_inner[tile.graph])
             if known:
-                _inner_backward(entries, tile, block, grad, leaves, grads)
+                grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
+                scores.add_to_rows(grads, mine, others, grad)
+                if entries.halved:  # The square is its own mirror image.
+                    grad, mine = grad[block.size(1) :], slice(others.stop, mine.stop)
+                scores.add_to_cols(grads, mine, others, grad)
             else:
                 if entries.halved:  # The square is its own mirror image.
                     grad[: block.size(1)] *= 0.5
                 add_gradients(value, grad, leaves, grads)
         entries.drop()
+        grads = scores.end_gradient(grads) if known else grads
         grad_x, grad_y = grad_x[:, : widths[0]], grad_y[:, : widths[1]]
         return None, None, None, None, grad_x, grad_y, *grads
-
-
-def _inner_backward(
-    entries: _Entries,
-    tile: Tile,
-    block: Tensor,
-    grad: Tensor,
-    leaves: list[Tensor],
-    grads: list[Tensor],
-) -> None:
-    """Send the gradient of a tile of inner products on to their vectors."""
-    mine, others = entries.scores.slices(tile)
-    grad = torch.ops.aten.threshold_backward(grad, block, 0.0)
-    u, v = leaves[0], leaves[-1]
-    grads[0][mine].addmm_(grad, v[others])
-    if entries.halved:  # The square is its own mirror image.
-        grad, mine = grad[block.size(1) :], slice(others.stop, mine.stop)
-    grads[-1][others].addmm_(grad.t(), u[mine])
 
 
 class _LaterProduct(torch.autograd.Function):

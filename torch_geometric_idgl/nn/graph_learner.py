@@ -17,6 +17,7 @@ from ..graphs import (
     InnerScores,
     LowRankGraph,
     PairScores,
+    RepeatedScores,
     Scores,
     SparseGraph,
     TiledGraph,
@@ -25,7 +26,7 @@ from ..graphs import (
 from ..graphs.scores import Tile
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import reads_are_free
+from ..ops.numeric import different_rows, reads_are_free
 from .inputs import Anchors, given_anchors
 from .similarity import MetricLike, WeightedCosine, resolve_metric
 
@@ -39,6 +40,7 @@ _DENSE_ANCHOR_ENTRIES = 1 << 26
 _SPARSE_DENSITY = 0.05
 _SAMPLED_RUNS = 8  # of neighbouring rows, as many each, to measure the density
 _LARGE_GRAPH = 10_000
+_FEW = 64  # nodes for which it does not matter whether some are equal
 _LARGE_FEATURE = 1e6  # beyond it, what is implicit may overflow in backward
 
 
@@ -197,6 +199,12 @@ class GraphLearner(Module):
                 and x.range[1] < _LARGE_FEATURE
             ):
                 return WeightedScores(x, self.metric.weight, index, cols, *options)
+            if self._may_repeat(x):
+                first, kind = different_rows(x.to_dense())
+                if 2 * first.numel() ** 2 <= nodes.num_rows * cols.num_rows:
+                    u = self.metric.embed(x.to_dense()[first])
+                    col_kind = None if index is None else kind[index]
+                    return RepeatedScores(u, kind, col_kind, nodes, cols, *options)
             x = x.value  # type: ignore[assignment]
         u = self.metric.embed(x)  # type: ignore[arg-type]
         v = None if index is None else u[index]
@@ -204,6 +212,16 @@ class GraphLearner(Module):
             return InnerScores(u, v, nodes, cols, *options)
         symmetric = self.metric.symmetric
         return PairScores(self.metric, u, v, nodes, cols, symmetric, *options)
+
+    def _may_repeat(self, x: Features) -> bool:
+        """Whether to look for equal rows: where that is quick, and may be of use."""
+        return (
+            self.metric.inner_product
+            and not (x.is_sparse or x.requires_grad)
+            and x.nodes.num_graphs == 1
+            and _FEW < x.nodes.num_rows < _LARGE_GRAPH
+            and reads_are_free(x.device)
+        )
 
     def choose_backend(
         self,

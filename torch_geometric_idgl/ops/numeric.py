@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 __all__ = [
     'are_largest',
     'block_entries',
+    'different_rows',
     'dropout',
     'reads_are_free',
     'relu_dropout',
@@ -73,6 +74,20 @@ def are_largest(x: Tensor, k: int) -> Tensor:
     larger, equal = x > least, x == least
     left = k - larger.sum(-1, keepdim=True)
     return larger | (equal & (equal.cumsum(-1, dtype=torch.int) <= left))
+
+
+@torch.no_grad()
+def different_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of different rows of a matrix, and which of them each row is equal to.
+    Rows are told apart by a weighted sum of their entries; should that not do, all are
+    taken to be different.
+    """
+    generator = torch.Generator().manual_seed(0)  # the caller's is left alone
+    weight = torch.randn(x.size(1), generator=generator, dtype=torch.double)
+    _, kind = torch.unique(x.double() @ weight.to(x.device), return_inverse=True)
+    place = torch.arange(x.size(0), device=x.device)
+    first = place.new_zeros(int(kind.max()) + 1).scatter_(0, kind, place)
+    return (first, kind) if torch.equal(x[first][kind], x) else (place, place)
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
