@@ -138,19 +138,15 @@ def check_features(
     return x
 
 
-def check_graph_features(
-    graph_x: Any, graph_channels: int | None, x: Tensor
-) -> Tensor | None:
-    """Raise unless there are features to learn graphs from exactly if the model wants
-    some, one row for each of x.
+def check_graph_features(graph_x: Any, graph_channels: int | None, x: Tensor) -> Tensor:
+    """Raise unless the model wants features to learn graphs from, and these are some
+    with a row for each of x.
     """
     if graph_channels is None:
-        if graph_x is not None:
-            raise ValueError(
-                "Expected no 'graph_x', because the model learns graphs from 'x' (got "
-                "one); give the model 'graph_channels'"
-            )
-        return None
+        raise ValueError(
+            "Expected no 'graph_x', because the model learns graphs from 'x' (got "
+            "one); give the model 'graph_channels'"
+        )
     if graph_x is None:
         raise ValueError(
             f"Expected 'graph_x' beside 'x', with {graph_channels} features, as "

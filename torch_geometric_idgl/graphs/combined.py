@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops.batch import Nodes
 from .base import MAX_EDGES, Affinity, GraphOperator
 
-__all__ = ['BlockGraph', 'Mixture', 'weighted_sum']
+__all__ = ['BlockGraph', 'Mixture']
 
 
 class Mixture(GraphOperator):
@@ -27,17 +27,20 @@ class Mixture(GraphOperator):
     def __init__(self, *terms: tuple[float, GraphOperator]) -> None:
         super().__init__(terms[0][1].rows, terms[0][1].cols, terms[0][1].dtype)
         merged: dict[int, tuple[float, GraphOperator]] = {}
-        products: list[tuple[float, Tensor]] = []
+        product, known = None, True
         for weight, graph in terms:
             parts = graph.terms if isinstance(graph, Mixture) else [(1.0, graph)]
             for own, part in parts:  # A graph that comes twice is multiplied once.
                 before, _ = merged.get(id(part), (0.0, part))
                 merged[id(part)] = (before + weight * own, part)
-            if graph.product is not None:
-                products.append((weight, graph.product))
+            if graph.product is None:
+                known = False
+            elif product is None:
+                product = weight * graph.product
+            else:
+                product = product.add(graph.product, alpha=weight)
         self.terms: list[tuple[float, GraphOperator]] = list(merged.values())
-        if len(products) == len(terms):
-            self.product = weighted_sum(products)
+        self.product = product if known else None
 
     def matmul(self, x: Tensor) -> Tensor:
         (weight, graph), *rest = self.terms
@@ -45,15 +48,6 @@ class Mixture(GraphOperator):
         for weight, graph in rest:
             total = total.add_(graph.weighted_matmul(x, weight))
         return total
-
-
-def weighted_sum(terms: list[tuple[float, Tensor]]) -> Tensor:
-    """The sum of matrices times numbers, which is nobody else's."""
-    (weight, value), *rest = terms
-    total = value if weight == 1.0 and rest else weight * value
-    for weight, value in rest:
-        total = total.add(value, alpha=weight)
-    return total
 
 
 class BlockGraph(Affinity):

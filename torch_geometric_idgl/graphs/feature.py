@@ -64,20 +64,10 @@ class FeatureGraph(Affinity):
         if index is not None:
             self._others = features.rows(index, self.cols), self._mine[1][index]
 
-    def matmul(self, x: Tensor) -> Tensor:
-        return self._product(*self._mine, *self._others, x)
-
-    def t_matmul(self, x: Tensor) -> Tensor:
-        return self._product(*self._others, *self._mine, x)
-
-    def _product(
-        self,
-        left: Features,
-        left_scale: Tensor,
-        right: Features,
-        right_scale: Tensor,
-        x,
-    ) -> Tensor:
+    def matmul(self, x: Tensor, transposed: bool = False) -> Tensor:
+        (left, left_scale), (right, right_scale) = self._mine, self._others
+        if transposed:
+            (left, left_scale), (right, right_scale) = self._others, self._mine
         # Both factors carry w_p: it is squared and applied once, between them.
         shape = (self.heads, x.size(1))
         spread = (right_scale * x.unsqueeze(1)).flatten(1)  # [n, m * f]
@@ -85,6 +75,9 @@ class FeatureGraph(Affinity):
         by_head = by_head * self.sq_weight.t().unsqueeze(-1)  # [B, d, m, f]
         out = left.graph_matmul(by_head.flatten(2)).unflatten(1, shape)
         return (out * left_scale).sum(1)
+
+    def t_matmul(self, x: Tensor) -> Tensor:
+        return self.matmul(x, transposed=True)
 
     def to_matrix(self) -> DenseGraph:
         """The same affinity with its entries."""

@@ -88,11 +88,6 @@ class OperatorConv(Module):
         return self.propagate(self.project(x), graph)
 
 
-def _multiplies_once(layer: Module) -> bool:
-    """Whether a layer is one product with its message, which can be given to it."""
-    return getattr(type(layer), 'propagate', None) is OperatorConv.propagate
-
-
 def _linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
     return Linear(in_channels, out_channels, bias=bias, weight_initializer='glorot')
 
@@ -347,6 +342,11 @@ class Backbone(Module):
         if direct:
             widths[-1] = self.out_channels
         self.convs = ModuleList(make_layer(i, o) for i, o in pairwise(widths))
+        # Whether layers are one product with their message, which can be given to them.
+        self.multiplies_once = all(
+            getattr(type(conv), 'propagate', None) is OperatorConv.propagate
+            for conv in self.convs
+        )
 
         layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
         layer = torch.nn.Identity() if layer is None else layer
@@ -392,7 +392,7 @@ class Backbone(Module):
         """
         layer: Any = self.convs[0]
         projected = layer.project(x.value)
-        return projected, layer.message(projected) if _multiplies_once(layer) else None
+        return projected, layer.message(projected) if self.multiplies_once else None
 
     def later_channels(self, num_graphs: int = 1) -> tuple[int, ...]:
         """The numbers of columns of later products with a graph, where known: one for
@@ -458,7 +458,7 @@ class Backbone(Module):
         themselves, if the last map is not one product.
         """
         conv: Any = self.convs[-1]
-        if self.lin is not None or not _multiplies_once(conv):
+        if self.lin is not None or not self.multiplies_once:
             return self.predict(last, mixed)
         message = conv.message(last)
         return Draft(last, message, graph.weighted_matmul(message, weight))

@@ -154,7 +154,7 @@ class GraphLearner(Module):
             backend = backend or self.backend
             if backend == 'auto':
                 backend = self.choose_backend(x, nodes, anchors, nonnegative)
-            elif backend == 'low_rank':
+            if self.backend == 'low_rank':
                 self._check_low_rank(nonnegative)
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)

@@ -343,12 +343,10 @@ class IDGL(Module):
             anchors = self._anchors(nodes, anchor_index)
             # Graphs are compared by small differences: mixed precision would lose them.
             with torch.autocast(nodes.device.type, enabled=False):
-                traces = [
-                    self._iterate(
-                        part, inputs.anchors_of(part, anchors), max_iters, return_trace
-                    )
-                    for part in inputs.parts
-                ]
+                traces = []
+                for part in inputs.parts:
+                    own = None if anchors is None else inputs.anchors_of(part, anchors)
+                    traces.append(self._iterate(part, own, max_iters, return_trace))
         trace = traces[0]
         if trace.nodes is not nodes:
             graphs = [part.graphs for part in inputs.parts]
@@ -360,6 +358,7 @@ class IDGL(Module):
     ) -> Trace:
         """Algorithm 1. Without a full trace, only what the last outputs need."""
         lam, eta = self.initial_weight, self.update_weight
+        weights = (self.smoothness, self.connectivity, self.sparsity)
         x, features = part.dropout(self.feature_dropout if self.training else 0.0)
         nodes = x.nodes
         projected, message = self.backbone.project(x)  # X W: the same for all graphs
@@ -373,7 +372,7 @@ class IDGL(Module):
         trace = Trace(nodes, part.initial, graph.affinity, graph.affinity, mixed)
         drafts = []  # of outputs
         if full:
-            trace.regs.append(self._loss(graph))  # Eq. 10, 11
+            trace.regs.append(graph_loss(graph, *weights))  # Eq. 10, 11
             trace.outs.append(self.backbone.predict(last, mixed))
         stopping = None if self.tol is None else Stopping(graph, self.tol)
         active = torch.ones_like(trace.num_iters, dtype=torch.bool)
@@ -391,7 +390,7 @@ class IDGL(Module):
             z, last = self.backbone.embed(projected, mixed, nodes, self.iter_dropout)
             trace.add(graph.affinity, mixed, active)
             if full:
-                trace.add_loss(self._loss(graph), active)  # Eq. 10, 11
+                trace.add_loss(graph_loss(graph, *weights), active)  # Eq. 10, 11
                 drafts.append(self.backbone.draft(last, mixed, graph, weight))
             if stopping and previous is not None:
                 trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
@@ -454,9 +453,6 @@ class IDGL(Module):
             initial, graph = initial.dropout(p, message), graph.dropout(p, message)
         return Mixture((lam, initial), (1.0 - lam, graph))
 
-    def _loss(self, graph: Any) -> Tensor:
-        return graph_loss(graph, self.smoothness, self.connectivity, self.sparsity)
-
     def _embedding_backend(self, z: Tensor, asked: _Asked) -> str:
         learner = self.embedding_learner
         if learner.backend != 'auto' or self.backbone.nonnegative is None:
@@ -487,7 +483,8 @@ class IDGL(Module):
         if cache is not None and (found := cache.find(x, graph_x, dtype)) is not None:
             return found
         x = check_features(x, self.in_channels, dtype)
-        graph_x = check_graph_features(graph_x, self.graph_channels, x)
+        if graph_x is not None or self.graph_channels is not None:
+            graph_x = check_graph_features(graph_x, self.graph_channels, x)
         given = None if cache is None else cache.graph_for(x, adjacency)
         together = self.backbone.mixes_graphs
         if given is not None:

@@ -67,9 +67,9 @@ class Inputs(NamedTuple):
     given: SparseGraph | None  # nothing: a kNN graph of the features
     parts: list[Part]
 
-    def anchors_of(self, part: Part, anchors: Anchors | None) -> Anchors | None:
+    def anchors_of(self, part: Part, anchors: Anchors) -> Anchors:
         """The anchors of a part, as nodes of it."""
-        if anchors is None or part.x.nodes is self.x.nodes:
+        if part.x.nodes is self.x.nodes:
             return anchors
         rows = self.x.nodes.rows_of(part.graphs)
         place = torch.empty(self.x.nodes.num_rows, dtype=torch.long, device=rows.device)

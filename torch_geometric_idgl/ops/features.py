@@ -213,8 +213,11 @@ class Features:
     @cached_property
     def sq_norms(self) -> Tensor:
         """The squared norm of every row, of shape :obj:`[n]`."""
-        ones = torch.ones(self.num_features, 1, dtype=self.dtype, device=self.device)
-        return self.squared.matmul(ones).squeeze(1)
+        squared = self.squared
+        if not isinstance(squared, SparseMatrix):
+            return squared.sum(1)
+        norms = squared.value.new_zeros(self.nodes.num_rows)
+        return norms.index_add(0, squared.pattern.row, squared.value)
 
     @property
     def keeps_gram(self) -> bool:

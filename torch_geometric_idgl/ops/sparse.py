@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -104,17 +104,9 @@ class Pattern:
         return Pattern.from_sorted(self.col[perm], self.row[perm], shape), perm
 
 
-def _bag_sum(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
-    if pattern.col.numel() == 0 or dense.size(1) == 0:
-        return dense.new_zeros(pattern.num_rows, dense.size(1))
-    return F.embedding_bag(
-        pattern.col,
-        dense.contiguous(),
-        pattern.rowptr,
-        mode='sum',
-        per_sample_weights=value.contiguous(),
-        include_last_offset=True,
-    )
+# The product with a dense matrix, of columns, matrix, row pointers and values: bags are
+# rows.
+_multiply = partial(F.embedding_bag, mode='sum', include_last_offset=True)
 
 
 def _pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
@@ -162,8 +154,11 @@ class _SpMM(torch.autograd.Function):
     def forward(ctx, matrix, transposed, value, dense):
         ctx.matrix, ctx.transposed = matrix, transposed
         ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
-        pattern, value = matrix.turned if transposed else (matrix.pattern, value)
-        return _bag_sum(pattern, value, dense)
+        same = (matrix.pattern, value.contiguous())
+        pattern, value = matrix.turned if transposed else same
+        return _multiply(
+            pattern.col, dense.contiguous(), pattern.rowptr, per_sample_weights=value
+        )
 
     @staticmethod
     @once_differentiable
@@ -175,9 +170,11 @@ class _SpMM(torch.autograd.Function):
             grad_value = _pair_dot(ctx.matrix.pattern, left, right)
         if ctx.needs_input_grad[3]:
             matrix = ctx.matrix
-            same = (matrix.pattern, matrix.value.detach())
+            same = (matrix.pattern, matrix.value.detach().contiguous())
             pattern, value = same if ctx.transposed else matrix.turned
-            grad_dense = _bag_sum(pattern, value, grad)
+            grad_dense = _multiply(
+                pattern.col, grad.contiguous(), pattern.rowptr, per_sample_weights=value
+            )
         return None, None, grad_value, grad_dense
 
 
@@ -191,14 +188,16 @@ class _SDDMM(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        a, b = ctx.saved_tensors
-        pattern = ctx.pattern
+        a, b = (factor.contiguous() for factor in ctx.saved_tensors)
+        pattern, grad = ctx.pattern, grad.contiguous()
         grad_a = grad_b = None
         if ctx.needs_input_grad[1]:
-            grad_a = _bag_sum(pattern, grad, b)
+            grad_a = _multiply(pattern.col, b, pattern.rowptr, per_sample_weights=grad)
         if ctx.needs_input_grad[2]:
             transposed, perm = pattern.transposed
-            grad_b = _bag_sum(transposed, grad[perm], a)
+            grad_b = _multiply(
+                transposed.col, a, transposed.rowptr, per_sample_weights=grad[perm]
+            )
         return None, grad_a, grad_b, None
 
 
