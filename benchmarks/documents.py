@@ -136,7 +136,9 @@ def load_vectors(name: str, vocab: list[str], root: str) -> WordVectors:
             f"There is no file '{file}' of the word vectors '{name}'; put it there, or "
             f"name others by '--vectors'"
         )
-    return load_word_vectors(file, vocab, normalize=entry['normalize'])
+    length = entry.get('length')
+    vectors = load_word_vectors(file, vocab, normalize=length is not None)
+    return vectors._replace(weight=(length or 1.0) * vectors.weight)
 
 
 def make_model(
