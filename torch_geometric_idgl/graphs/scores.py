@@ -153,21 +153,19 @@ class Scores(ABC):
 
     def dense(self) -> Tensor:
         """All entries, padded with zeros: :obj:`[B, N, M]`."""
-        whole = [
-            Tile(g, 0, n, 0, self.cols.sizes[g]) for g, n in enumerate(self.rows.sizes)
-        ]
-        if self.top_k is not None:
+        full: list[Tensor] = []
+        for graph, (n, m) in enumerate(
+            zip(self.rows.sizes, self.cols.sizes, strict=True)
+        ):
+            whole = Tile(graph, 0, n, 0, m)
+            if self.top_k is None or n == 0:
+                full.append(self.block(whole))
+                continue
             # In the strips that all forms of a graph are made of: rounding must not
             # decide differently which of equal entries are kept.
-            strips: list[list[Tensor]] = [[] for _ in whole]
-            for tile in tiles(self.rows, self.cols):
-                strips[tile.graph].append(self.block(tile))
-            full = [
-                torch.cat(own) if own else self.block(whole[g])
-                for g, own in enumerate(strips)
-            ]
-        else:
-            full = [self.block(tile) for tile in whole]
+            own = tiles(self.rows.of([graph]), self.cols.of([graph]))
+            strips = [self.block(tile._replace(graph=graph)) for tile in own]
+            full.append(torch.cat(strips))
         if self.rows.num_graphs == 1:
             return full[0].unsqueeze(0)
         height, width = self.rows.max_size, self.cols.max_size
@@ -416,7 +414,7 @@ class WeightedScores(Scores):
             index = self.index[others_places]
             others = (self.x.rows(index), scale[index])
         # The fewer rows become the dense table of the bag sums.
-        if mine[0].size(0) <= others[0].size(0):
+        if len(mine[1]) <= len(others[1]):
             return _WeightedProduct.apply(*others, *mine, sq_weight).t()
         return _WeightedProduct.apply(*mine, *others, sq_weight)
 
@@ -430,8 +428,9 @@ class _WeightedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, many, scale_many, few, scale_few, sq_weight):
         row, col = few.pattern.row, few.pattern.col
-        out = scale_many.new_zeros(many.size(0), few.size(0))
-        table = out.new_zeros(few.size(1), few.size(0))  # other values for each head
+        out = scale_many.new_zeros(len(scale_many), len(scale_few))
+        # Other values for each head, in the same places.
+        table = out.new_zeros(few.pattern.num_cols, len(scale_few))
         products = []
         for head, weight in enumerate(sq_weight):
             table[col, row] = few.value * weight[col] * scale_few[row, head]

@@ -47,11 +47,14 @@ class Features:
     def __init__(self, value: Tensor | SparseMatrix, nodes: Nodes) -> None:
         self.value = value
         self.nodes = nodes
-        self.num_features = value.size(1)
         self.is_sparse = isinstance(value, SparseMatrix)
-        self.requires_grad = not self.is_sparse and value.requires_grad  # type: ignore
-        self.dtype = value.dtype
-        self.device = value.device
+        if isinstance(value, SparseMatrix):
+            entries, self.num_features = value.value, value.pattern.num_cols
+        else:
+            entries, self.num_features = value, value.size(1)
+        self.requires_grad = not self.is_sparse and entries.requires_grad
+        self.dtype = entries.dtype
+        self.device = entries.device
         self._original: Tensor | None = None
         self._kept_tiles: dict[tuple[int, ...], Tensor] = {}
 

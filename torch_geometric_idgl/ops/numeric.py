@@ -96,9 +96,10 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     rounded to a multiple of :math:`2^{-16}` (and the scale follows it). An epoch on
     Cora takes 1.04 times as long without.
     """
-    if not training or not _is_quick(x, p):
+    drawn = _draw_dropped(x, p) if training else None
+    if drawn is None:
         return F.dropout(x, p, training)
-    dropped, scale = _draw_dropped(x, p)
+    dropped, scale = drawn
     return x * dropped.logical_not_().to(x.dtype).mul_(scale)
 
 
@@ -106,16 +107,17 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """The :func:`dropout` of rectified values. Where the result is zero, so is the
     gradient: no mask has to be kept, which is a third of the memory of a layer.
     """
-    if not training or not _is_quick(x, p):
+    drawn = _draw_dropped(x, p) if training else None
+    if drawn is None:
         return F.dropout(x.relu(), p, training)
-    return _ReluDropout.apply(x, p)
+    return _ReluDropout.apply(x, *drawn)
 
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, p):
-        dropped, ctx.scale = _draw_dropped(x, p)
-        out = x.relu().masked_fill_(dropped, 0.0).mul_(ctx.scale)
+    def forward(ctx, x, dropped, scale):
+        ctx.scale = scale
+        out = x.relu().masked_fill_(dropped, 0.0).mul_(scale)
         ctx.save_for_backward(out)
         return out
 
@@ -123,17 +125,18 @@ class _ReluDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         (out,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, out, 0.0).mul_(ctx.scale), None
+        grad = torch.ops.aten.threshold_backward(grad, out, 0.0).mul_(ctx.scale)
+        return grad, None, None
 
 
-def _is_quick(x: Tensor, p: float) -> bool:
-    drops_some = 0 < round(p * _STEPS) < _STEPS
-    return drops_some and x.device.type == 'cpu' and not torch.compiler.is_compiling()
-
-
-def _draw_dropped(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which entries to drop, and the scale of the others."""
+def _draw_dropped(x: Tensor, p: float) -> tuple[Tensor, float] | None:
+    """Which entries to drop, and the scale of the others; nothing where PyTorch's own
+    dropout is as quick.
+    """
     share = round(p * _STEPS)
+    quick = 0 < share < _STEPS and x.device.type == 'cpu'
+    if not quick or torch.compiler.is_compiling():
+        return None
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.long).random_(-(2**63), None)
     dropped = bits.view(torch.short)[: x.numel()] < share - _STEPS // 2
     return dropped.view(x.shape), _STEPS / (_STEPS - share)

@@ -297,7 +297,7 @@ class SparseMatrix:
 
     def scaled_t_matmul(self, scale: Tensor, dense: Tensor) -> Tensor:
         r""":math:`\mathbf{M}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{F}`."""
-        scaled = self.with_value(self.value * scale[self.pattern.row])
+        scaled = SparseMatrix(self.pattern, self.value * scale[self.pattern.row])
         return scaled.t_matmul(dense)
 
     def rows(self, index: Tensor) -> SparseMatrix:
@@ -315,7 +315,7 @@ class SparseMatrix:
         """Neighbouring rows. Where these are most of all rows, the transposed matrix is
         not sorted anew: its product is one with the transposed whole.
         """
-        if start == 0 and stop == self.size(0):
+        if start == 0 and stop == self.pattern.rowptr.numel() - 1:
             return self
         places = self.pattern.places(start, stop)
         rowptr = self.pattern.rowptr[start : stop + 1] - places.start
