@@ -217,11 +217,8 @@ class Trace:
             return values[min(t, len(values) - 1)]
 
         def spread(values: list[Tensor]) -> Tensor:
-            return (
-                values[0]
-                .new_zeros(nodes.num_graphs)
-                .index_copy(0, place, torch.cat(values))
-            )
+            zeros = values[0].new_zeros(nodes.num_graphs)
+            return zeros.index_copy(0, place, torch.cat(values))
 
         def side_by_side(blocks: list[Any]) -> BlockGraph:
             sizes = [0] * nodes.num_graphs
@@ -242,21 +239,13 @@ class Trace:
         trace.num_iters = spread([part.num_iters for part in parts])
         for t in range(max(len(part.outs) for part in parts)):
             out = torch.cat([last(part.outs, t) for part in parts])
-            in_order = len(parts) == 1 or order == sorted(order)
-            trace.outs.append(
-                out if in_order else torch.empty_like(out).index_copy(0, rows, out)
-            )
+            if order != sorted(order):
+                out = torch.empty_like(out).index_copy(0, rows, out)
+            trace.outs.append(out)
         for t in range(max(len(part.regs) for part in parts)):
             trace.regs.append(spread([last(part.regs, t) for part in parts]))
         for t in range(max(len(part.refined) for part in parts)):
-            never = [
-                torch.zeros_like(part.num_iters, dtype=torch.bool) for part in parts
-            ]
-            refined = [
-                part.refined[t] if t < len(part.refined) else none
-                for part, none in zip(parts, never, strict=True)
-            ]
-            trace.refined.append(spread(refined))
+            trace.refined.append(trace.num_iters > t)
         return trace
 
 
