@@ -50,7 +50,7 @@ from torch_geometric_idgl.training import accuracy, fit, r2_score
 
 CONFIG = CONFIGS / 'documents.yaml'
 DATASETS = {'20news': NewsGroups20, 'mrd': MovieReviews}
-HEADS = {'20news': '20News (accuracy)', 'mrd': 'Movie reviews (R²)'}
+HEADS = {'20news': '20News accuracy', 'mrd': 'Movie reviews R²'}
 SPLITS = ('train', 'val', 'test')
 MAX_TOKENS = 1000  # of a document, as in the paper
 # The rows of the table, by their names.
@@ -345,7 +345,7 @@ def make_table(folder: Path = RESULTS) -> tuple[str, list[tuple[str, str]]]:
     """
     config = read_yaml(CONFIG)
     columns = {
-        (dataset, tokens): f'{HEADS[dataset]}, {tokens} tokens'
+        (dataset, tokens): f'{HEADS[dataset]} ({tokens} tokens)'
         for dataset in DATASETS
         for tokens in (MAX_TOKENS, *_shorter(dataset, folder))
     }

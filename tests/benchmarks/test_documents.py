@@ -442,8 +442,8 @@ def cells(markdown, row):
 
 
 def test_table(tmp_path, capsys):
-    news, mrd = '20News (accuracy), 1000 tokens', 'Movie reviews (R²), 1000 tokens'
-    short = '20News (accuracy), 100 tokens'
+    news, mrd = '20News accuracy (1000 tokens)', 'Movie reviews R² (1000 tokens)'
+    short = '20News accuracy (100 tokens)'
     markdown, missing = make_table(tmp_path)
     assert cells(markdown, 'IDGL') == {news: 'missing (83.6)', mrd: 'missing (63.7)'}
     assert cells(markdown, 'IDGL w/o IL') == {news: 'missing (83.0)', mrd: '–'}
