@@ -366,6 +366,7 @@ def test_report(tmp_path):
     assert cell(markdown, 'IDGL w/o graph reg.', 'Cora') == 'missing (84.3)'
     assert ('IDGL w/o IL', 'Cora') not in missing
     assert ('IDGL w/o graph reg.', 'Cora') in missing
+    assert tables['documents'] == documents.make_table(tmp_path)
 
 
 def test_report_compares_the_same_seeds(tmp_path):
