@@ -13,18 +13,24 @@ configs/documents.yaml says.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import common
 import torch
 import torch.nn.functional as F
-from common import CONFIGS, RESULTS, locked, percent, read_json, read_yaml, write_json
+from common import CONFIGS, RESULTS, read_json, read_yaml, table
 from options import add_options, explain_errors, positive, run_options
-from systems import ABLATIONS, FIT, TITLES, System
+from records import (
+    accuracy_cell,
+    add_run,
+    checkpoint_file,
+    fitted,
+    read_runs,
+    run_missing,
+)
+from systems import ABLATIONS, FIT, System
 from torch import Tensor
 from torch_geometric import seed_everything
 from torch_geometric.loader import DataLoader
@@ -35,19 +41,33 @@ from torch_geometric_idgl.datasets import (
     NewsGroups20,
     WordVectors,
     load_word_vectors,
+    stage_data,
 )
 from torch_geometric_idgl.loader import BucketSampler
 from torch_geometric_idgl.nn.backbone import Backbone, resolve_layer
 from torch_geometric_idgl.nn.inputs import prepare
 from torch_geometric_idgl.training import accuracy, fit, r2_score
 
+CONFIG = CONFIGS / 'documents.yaml'
 DATASETS = {'20news': NewsGroups20, 'mrd': MovieReviews}
-SCORES = {'20news': '20News (accuracy)', 'mrd': 'Movie reviews (R²)'}
+HEADS = {'20news': '20News accuracy', 'mrd': 'Movie reviews R²'}
+SPLITS = ('train', 'val', 'test')
 MAX_TOKENS = 1000  # of a document, as in the paper
-SHORT = {'20news': 100, 'mrd': 200}  # of documents cut shorter, to take less time
-ROWS = ['bilstm', 'gcn-knn', 'idgl', 'idgl-noreg', 'idgl-noil']
-ROWS += ['idgl-anch', 'idgl-anch-noreg', 'idgl-anch-noil']
-TITLES = {**TITLES, 'bilstm': 'BiLSTM'}
+# The rows of the table, by their names.
+SYSTEMS = {
+    str(system): system
+    for system in (
+        System('bilstm'),
+        System('gcn-knn'),
+        *(
+            System(base, ablation)
+            for base in ('idgl', 'idgl-anch')
+            for ablation in (None, 'noreg', 'noil')
+        ),
+    )
+}
+# Settings of the data and the document model, not of its GNN.
+OWN = ('vectors', 'split_seed', 'max_tokens', 'batch_size', 'word_dropout')
 
 
 class KNNGCN(torch.nn.Module):
@@ -77,7 +97,13 @@ class KNNGCN(torch.nn.Module):
         )
         self.out_channels, self.dropout, self.k = out_channels, dropout, k
 
-    def forward(self, x: Tensor, batch: Tensor, batch_size: int, graph_x: Tensor):
+    def reset_parameters(self) -> None:
+        """Resets all learnable parameters of the module."""
+        self.backbone.reset_parameters()
+
+    def forward(
+        self, x: Tensor, batch: Tensor, batch_size: int, graph_x: Tensor
+    ) -> Tensor:
         inputs = prepare(
             x,
             graph_x,
@@ -101,42 +127,58 @@ class KNNGCN(torch.nn.Module):
         return torch.empty_like(out).index_copy(0, torch.cat(rows), out)
 
 
-def load_settings(model: str, dataset: str) -> dict[str, Any]:
-    """The settings of a system, perhaps an ablation of it, on a data set."""
-    base, ablation = parse(model)
-    config = read_yaml(CONFIGS / 'documents.yaml')
-    settings = {**config['default'], **config['data'][dataset], **config[base][dataset]}
-    if ablation:
-        settings.update(ABLATIONS[ablation])
+def find_system(name: str) -> System:
+    """The system of a name."""
+    if name not in SYSTEMS:
+        raise ValueError(f'Expected one of {", ".join(SYSTEMS)} (got {name!r})')
+    return SYSTEMS[name]
+
+
+def load_settings(
+    system: System,
+    dataset: str,
+    vectors: str | None = None,
+    max_tokens: int | None = None,
+) -> dict[str, Any]:
+    """The settings of a system on a data set, perhaps with other word vectors or with
+    documents that are cut elsewhere.
+    """
+    config = read_yaml(CONFIG)
+    settings = {
+        **config['default'],
+        **config['data'][dataset],
+        **config[system.base][dataset],
+    }
+    if system.ablation:
+        settings.update(ABLATIONS[system.ablation])
         settings.pop('first_phase', None)  # there is none
+    if vectors is not None:
+        if vectors not in config['vectors']:
+            raise ValueError(
+                f"Expected '--vectors' to be one of {', '.join(config['vectors'])}, as "
+                f'configs/{CONFIG.name} names them (got {vectors!r})'
+            )
+        settings['vectors'] = vectors
+    if max_tokens is not None:
+        settings['max_tokens'] = max_tokens
     return settings
 
 
-def parse(model: str) -> tuple[str, str | None]:
-    """A system and its ablation."""
-    if model not in ROWS:
-        raise ValueError(f'Expected one of {", ".join(ROWS)} (got {model!r})')
-    if model.startswith('idgl'):
-        system = System.parse(model)
-        return system.base, system.ablation
-    return model, None
-
-
-def title(model: str) -> str:
-    """How a table names it."""
-    return System.parse(model).title if model.startswith('idgl') else TITLES[model]
-
-
-def load_vectors(name: str, vocab: list[str], root: str) -> WordVectors:
-    """The word vectors of a name."""
-    entry = read_yaml(CONFIGS / 'documents.yaml')['vectors'][name]
-    file = Path(root) / entry['file']
+def vectors_file(name: str, root: str) -> Path:
+    """Where word vectors are; an error says where to put them."""
+    file = Path(root) / read_yaml(CONFIG)['vectors'][name]['file']
     if not file.exists():
         raise FileNotFoundError(
             f"There is no file '{file}' of the word vectors '{name}'; put it there, or "
             f"name others by '--vectors'"
         )
-    length = entry.get('length')
+    return file
+
+
+def load_vectors(name: str, vocab: list[str], root: str) -> WordVectors:
+    """The word vectors of a name, scaled to their length if it is given."""
+    length = read_yaml(CONFIG)['vectors'][name].get('length')
+    file = vectors_file(name, root)
     vectors = load_word_vectors(file, vocab, normalize=length is not None)
     return vectors._replace(weight=(length or 1.0) * vectors.weight)
 
@@ -146,9 +188,7 @@ def make_model(
 ) -> DocumentGNN:
     """Builds the network of a system."""
     hidden = settings['hidden_channels']
-    dropped = {'vectors', 'split_seed', 'max_tokens', 'batch_size', 'word_dropout'}
-    dropped |= {*FIT}
-    options = {key: value for key, value in settings.items() if key not in dropped}
+    options = {key: settings[key] for key in settings if key not in {*OWN, *FIT}}
     gnn: torch.nn.Module | None = None
     if base == 'gcn-knn':
         options.pop('hidden_channels')
@@ -167,12 +207,12 @@ def make_model(
 
 
 def run(
-    model: str,
+    system: System,
     dataset: str,
     seed: int,
     root: str,
-    settings: dict[str, Any],
     *,
+    settings: dict[str, Any],
     device: torch.device | str = 'cpu',
     progress: bool = True,
     checkpoint: Path | None = None,
@@ -181,7 +221,7 @@ def run(
     """Trains a system once; returns scores, epochs and seconds.
 
     Args:
-        model (str): The system.
+        system (System): What to train.
         dataset (str): The data to train it on.
         seed (int): Of weights, dropout and the order of documents.
         root (str): Where data and vectors are.
@@ -191,173 +231,188 @@ def run(
         checkpoint (Path, optional): Where a half-finished run is kept.
         limit (int, optional): Take only so many documents of each split, for a trial.
     """
-    base, _ = parse(model)
-    splits = [
+    vectors_file(settings['vectors'], root)  # before documents are read for long
+    train, val, test = (
         DATASETS[dataset](
             str(Path(root) / dataset),
             split,
             settings['split_seed'],
             settings['max_tokens'],
+            log=progress,
         )
-        for split in ('train', 'val', 'test')
-    ]
-    vocab, classes = splits[0].vocab, splits[0].num_classes
-    vectors = load_vectors(settings['vectors'], vocab, root)
-    splits = [split if limit is None else split[:limit] for split in splits]
+        for split in SPLITS
+    )
+    vectors = load_vectors(settings['vectors'], train.vocab, root)
     seed_everything(seed)
-    network = make_model(base, settings, vectors.weight, dataset, classes).to(device)
-    loaders = [
-        DataLoader(
-            split,
-            batch_sampler=BucketSampler(
-                [data.num_nodes for data in split],
-                settings['batch_size'],
-                shuffle=split is splits[0],
-            ),
-        )
-        for split in splits
-    ]
+    network = make_model(
+        system.base, settings, vectors.weight, dataset, train.num_classes
+    ).to(device)
+
+    def load(documents: Any, shuffle: bool = False) -> DataLoader:
+        documents = documents[:limit]
+        sampler = BucketSampler(documents, settings['batch_size'], shuffle)
+        return DataLoader(documents, batch_sampler=sampler)
+
     record = fit(
         network,
-        *loaders,
+        load(train, shuffle=True),
+        load(val),
+        load(test),
         loss_fn=F.mse_loss if dataset == 'mrd' else F.cross_entropy,
         score_fn=r2_score if dataset == 'mrd' else accuracy,
         progress=progress,
-        desc=f'{title(model)} on {dataset}, seed {seed}',
+        desc=f'{system.title} on {dataset}, seed {seed}',
         checkpoint=checkpoint,
         history=True,
         **{key: settings[key] for key in FIT if key in settings},
     )
     return {
-        'dev': record.val_score,
-        'test': record.test_score,
-        'dev_loss': record.val_loss,
-        'epochs': record.epochs,
-        'best_epoch': record.best_epoch,
-        'seconds': record.seconds,
-        'iterations': record.iterations,
-        'parameters': sum(p.numel() for p in network.parameters() if p.requires_grad),
+        **fitted(record, network),
         'words_with_vectors': float(vectors.found.float().mean()),
         'dev_by_epoch': [values['val_score'] for values in record.history or []],
     }
 
 
 def results_file(
-    dataset: str, model: str, folder: Path = RESULTS, max_tokens: int = MAX_TOKENS
+    dataset: str, system: System, folder: Path = RESULTS, max_tokens: int = MAX_TOKENS
 ) -> Path:
     """Where the runs of a pair are kept."""
     cut = '' if max_tokens == MAX_TOKENS else f'-{max_tokens}-tokens'
-    return folder / 'documents' / f'{dataset}{cut}_{model}.json'
+    return folder / 'documents' / f'{dataset}{cut}_{system}.json'
 
 
-def run_seed(
-    model: str,
+def run_pair(
     dataset: str,
-    seed: int,
+    system: System,
+    runs: int,
     root: str,
     settings: dict[str, Any],
+    first: int = 0,
     *,
     folder: Path = RESULTS,
+    device: torch.device | str = 'cpu',
+    progress: bool = True,
     max_epochs: int | None = None,
     limit: int | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Runs a seed and adds it to its results file, unless it is there already."""
-    file = results_file(dataset, model, folder, settings['max_tokens'])
+) -> list[dict[str, Any]]:
+    """Runs the seeds of a pair that are not in its results file yet, and adds them.
 
-    def stored() -> dict[str, Any]:
-        content = read_json(file) or {
-            'dataset': dataset,
-            'system': model,
-            'settings': settings,
-            'documents': limit or 'all',
-            'runs': [],
-        }
-        if content['settings'] != settings or content['documents'] != (limit or 'all'):
-            raise ValueError(
-                f'Expected the settings and documents that {file} was made with (got '
-                f'others); move the file away, or name another folder by --results'
-            )
-        return content
-
-    for known in stored()['runs']:
-        if known['seed'] == seed:
-            return known
-    text = json.dumps([settings, limit], sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f'{dataset}_{model}_{digest}_seed{seed}.pt'
+    With other :obj:`max_epochs` a killed run goes on as well. Returns the runs of all
+    these seeds.
+    """
+    file = results_file(dataset, system, folder, settings['max_tokens'])
     end = settings['max_epochs'] if max_epochs is None else max_epochs
-    record = run(
-        model,
-        dataset,
-        seed,
-        root,
-        {**settings, 'max_epochs': end},
-        checkpoint=Path(root) / 'checkpoints' / 'documents' / name,
-        limit=limit,
-        **options,
-    )
-    record = {
-        'seed': seed,
-        **record,
-        'stopped_early': record['epochs'] < end,
-        'peak_memory_mb': common.peak_memory_mb(),
-        'machine': common.machine(options.get('device')),
-        'versions': common.versions(),
+    about = {
+        'dataset': dataset,
+        'system': str(system),
+        'settings': settings,
+        'documents': limit or 'all',
     }
-    with locked(file):
-        content = stored()  # Another process may have finished another seed.
-        seeds = sorted({seed, *(run['seed'] for run in content['runs'])})
-        content['command'] = (
-            f'python benchmarks/documents.py --dataset {dataset} --model {model} '
-            f'--runs {seeds[-1] - seeds[0] + 1} --first {seeds[0]}'
+
+    def command(seeds: str) -> str:
+        return (
+            f'python benchmarks/documents.py --dataset {dataset} --model {system} '
+            + seeds
             + f' --max-epochs {max_epochs}' * (max_epochs is not None)
             + f' --limit {limit}' * (limit is not None)
             + f' --max-tokens {settings["max_tokens"]} --vectors {settings["vectors"]}'
         )
-        content['runs'].append(record)
-        write_json(file, content)
-    return record
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        kept = [settings, limit]
+        record = run(
+            system,
+            dataset,
+            seed,
+            root,
+            settings={**settings, 'max_epochs': end},
+            device=device,
+            progress=progress,
+            checkpoint=checkpoint_file(root, dataset, system, kept, seed, 'documents'),
+            limit=limit,
+        )
+        record['stopped_early'] = record['epochs'] < end
+        return add_run(file, about, seed, record, command, device)
+
+    stored = read_runs(file, about)['runs']
+    seeds = range(first, first + runs)
+    return run_missing(f'{dataset} {system}', stored, seeds, run_seed)
 
 
-def make_table(folder: Path = RESULTS) -> str:
-    """Test scores in percent beside the paper's, with what they were made with."""
-    reported = read_yaml(CONFIGS / 'documents.yaml')['reported']
-    columns = [(d, tokens) for d in DATASETS for tokens in (MAX_TOKENS, SHORT[d])]
-    rows = []
-    for model in ROWS:
-        cells = []
-        for dataset, tokens in columns:
-            content = read_json(results_file(dataset, model, folder, tokens))
-            figure = reported[model].get(dataset) if tokens == MAX_TOKENS else None
-            beside = '' if figure is None else f' ({figure})'
-            cells.append((cell(content) if content else '–') + beside)
-        rows.append(cells)
-    shown = [i for i in range(len(columns)) if any(row[i] != '–' for row in rows)]
-    header = [
-        SCORES[d] + f', {tokens} tokens' * (tokens != MAX_TOKENS)
-        for d, tokens in columns
-    ]
-    lines = [
-        [title(model), *(row[i] for i in shown)]
-        for model, row in zip(ROWS, rows, strict=True)
-    ]
-    return common.table(['', *(header[i] for i in shown)], lines)
+def make_table(folder: Path = RESULTS) -> tuple[str, list[tuple[str, str]]]:
+    """Test scores in percent beside the paper's, and the cells that are missing. What
+    the paper does not have is only shown if it has been run.
+    """
+    config = read_yaml(CONFIG)
+    columns = {
+        (dataset, tokens): f'{HEADS[dataset]} ({tokens} tokens)'
+        for dataset in DATASETS
+        for tokens in (MAX_TOKENS, *_shorter(dataset, folder))
+    }
+    rows, missing = [], []
+    for name, system in SYSTEMS.items():
+        row = [system.title]
+        for (dataset, tokens), head in columns.items():
+            content = read_json(results_file(dataset, system, folder, tokens))
+            figures = config['reported'][name] if tokens == MAX_TOKENS else {}
+            figure = figures.get(dataset)
+            changed, remark = False, ''
+            if content:
+                now = load_settings(system, dataset, max_tokens=tokens)
+                changed, remark = _compare(content, now)
+            text, complete = accuracy_cell(
+                content, figure, figure is not None, changed, remark
+            )
+            row.append(text)
+            if not complete:
+                missing.append((system.title, head))
+        rows.append(row)
+    vectors = config['default']['vectors']
+    text = table(['', *columns.values()], rows)
+    text += (
+        f'\n\nDocuments are cut at the number of tokens that heads name. Word vectors '
+        f'are {vectors}, unless a cell names others.'
+    )
+    return text, missing
 
 
-def cell(content: dict[str, Any]) -> str:
-    """The scores of some runs, how many there are, and whether any was cut short."""
-    runs = content['runs']
-    text = percent([run['test'] for run in runs])
-    if not all(run['stopped_early'] for run in runs):
-        text += f', {max(run["epochs"] for run in runs)} epochs'
-    return f'{text}, {len(runs)} run{"s" * (len(runs) > 1)}'
+def _shorter(dataset: str, folder: Path) -> list[int]:
+    """Where else documents have been cut, the longest first."""
+    files = (folder / 'documents').glob(f'{dataset}-*-tokens_*.json')
+    found = (re.match(rf'{dataset}-(\d+)-tokens_', file.name) for file in files)
+    return sorted({int(match[1]) for match in found if match}, reverse=True)
+
+
+def _compare(content: dict[str, Any], now: dict[str, Any]) -> tuple[bool, str]:
+    """Whether runs have other settings than now, and what a cell says of them."""
+    used, remark = content['settings'], ''
+    if used['vectors'] != now['vectors']:
+        remark += f', {used["vectors"]}'
+    if not all(run['stopped_early'] for run in content['runs']):
+        remark += f', {max(run["epochs"] for run in content["runs"])} epochs at most'
+    if content['documents'] != 'all':
+        remark += f', {content["documents"]} documents of each split'
+    changed = {**used, 'vectors': now['vectors']} != now
+    return changed or content['documents'] != 'all', remark
+
+
+def stage(source: Path, root: Path) -> None:
+    """Links archives and vectors of a read-only folder to where they are looked for."""
+    if not source.is_dir():
+        raise FileNotFoundError(f"There is no directory '{source}' to read data from")
+    vectors = read_yaml(CONFIG)['vectors'].values()
+    folders = {Path(entry['file']).parent for entry in vectors}
+    links = {source / folder: root / folder for folder in folders}
+    links |= {source / dataset: root / dataset / 'raw' for dataset in DATASETS}
+    for folder, target in links.items():
+        if folder.is_dir():
+            stage_data(folder, target)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--dataset', choices=[*DATASETS])
-    parser.add_argument('--model', default='idgl', help=', '.join(ROWS))
+    parser.add_argument('--model', default='idgl', help=', '.join(SYSTEMS))
     parser.add_argument('--runs', type=positive, default=1, help='number of seeds')
     parser.add_argument('--first', type=int, default=0, help='first seed')
     parser.add_argument('--vectors', help='a name in configs/documents.yaml')
@@ -381,47 +436,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 @explain_errors
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    if args.source:
-        link_sources(Path(args.source), Path(args.root))
     if args.dataset:
-        settings = load_settings(args.model, args.dataset)
-        settings['vectors'] = args.vectors or settings['vectors']
-        settings['max_tokens'] = args.max_tokens or settings['max_tokens']
-        for seed in range(args.first, args.first + args.runs):
-            record = run_seed(
-                args.model,
-                args.dataset,
-                seed,
-                args.root,
-                settings,
-                max_epochs=args.max_epochs,
-                limit=args.limit,
-                **run_options(args),
-            )
-            print(
-                f'{title(args.model)} on {args.dataset}, seed {seed}: test '
-                f'{100 * record["test"]:.1f}, dev {100 * record["dev"]:.1f}, '
-                f'{record["epochs"]} epochs, {record["seconds"]:.0f} s',
-                flush=True,
-            )
-    print(f'\n{make_table(args.results)}')
+        system = find_system(args.model)
+        settings = load_settings(system, args.dataset, args.vectors, args.max_tokens)
+        if args.source:
+            stage(Path(args.source), Path(args.root))
+        run_pair(
+            args.dataset,
+            system,
+            args.runs,
+            args.root,
+            settings,
+            args.first,
+            max_epochs=args.max_epochs,
+            limit=args.limit,
+            **run_options(args),
+        )
+        print()
+    print(make_table(args.results)[0])
     return 0
-
-
-def link_sources(source: Path, root: Path) -> None:
-    """Links archives and vectors of a read-only folder to where they are looked for."""
-    links = {
-        f'{dataset}/raw/{file.name}': file
-        for dataset in DATASETS
-        for file in (source / dataset).glob('*.tar*')
-    }
-    for entry in read_yaml(CONFIGS / 'documents.yaml')['vectors'].values():
-        links[entry['file']] = source / entry['file']
-    for name, file in links.items():
-        target = root / name
-        if file.exists() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(file.resolve())
 
 
 if __name__ == '__main__':

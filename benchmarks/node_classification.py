@@ -11,24 +11,13 @@ whose results are there already, those of the repository among them, are only sh
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import common
-from common import (
-    DATASETS,
-    RESULTS,
-    TABLES,
-    locked,
-    percent,
-    read_json,
-    table,
-    write_json,
-)
+from common import DATASETS, RESULTS, TABLES, percent, table
 from options import (
     add_options,
     explain_errors,
@@ -37,6 +26,7 @@ from options import (
     run_options,
     stage,
 )
+from records import add_run, checkpoint_file, read_runs, run_missing
 from systems import SUPPORTED, System, check_supported, load_settings, run
 
 # The rows of `--all` beside the systems themselves; tuned ones where settings exist.
@@ -52,26 +42,11 @@ def results_file(
     return folder / f'{dataset}_{system}.json'
 
 
-def checkpoint_file(
-    root: str, dataset: str, system: System, settings: dict, seed: int, purpose: str
-) -> Path:
-    """Where a half-finished seed is kept; other settings do not go on from it, nor do
-    runs for another purpose (a search, a timing).
-    """
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    name = f'{dataset}_{system}_{digest[:8]}_seed{seed}.pt'
-    return Path(root) / 'checkpoints' / purpose / name
-
-
-def command(dataset: str, system: System, seeds: list[int], paper_splits: bool) -> str:
-    """The command that gives a result, without paths of the machine it ran on. (Of
-    seeds with gaps, it gives those between as well.)
-    """
-    first, runs = min(seeds), max(seeds) - min(seeds) + 1
+def command(dataset: str, system: System, seeds: str, paper_splits: bool) -> str:
+    """The command that gives a result, without paths of the machine it ran on."""
     custom = system.settings not in ('paper', 'tuned')
     name = System(system.base, system.ablation) if custom else system
-    options = f'--dataset {dataset} --model {name} --runs {runs}'
-    options += f' --first {first}' * (first > 0)
+    options = f'--dataset {dataset} --model {name} {seeds}'
     if custom:
         options += f' --config {Path(system.settings).name}'
     if paper_splits:
@@ -80,34 +55,19 @@ def command(dataset: str, system: System, seeds: list[int], paper_splits: bool) 
 
 
 def read_results(
-    dataset: str,
-    system: System,
-    folder: Path = RESULTS,
-    paper_splits: bool = False,
-    settings: dict | None = None,
+    dataset: str, system: System, folder: Path = RESULTS, paper_splits: bool = False
 ) -> dict:
-    """The runs of a pair so far; those of other settings (if none are given, of other
-    ones than the system has now) raise an error.
+    """The runs of a pair so far; those of other settings than the system has now raise
+    an error.
     """
-    settings = settings or load_settings(system, dataset, paper_splits)
     file = results_file(dataset, system, folder, paper_splits)
-    content = read_json(file) or {
-        'dataset': dataset,
-        'system': str(system),
-        'settings': settings,
-        'runs': [],
-    }
-    if content['settings'] != settings:
-        changed = {
-            key: (content['settings'].get(key), settings.get(key))
-            for key in {*content['settings'], *settings}
-            if content['settings'].get(key) != settings.get(key)
-        }
-        raise ValueError(
-            f'Expected the settings that {file.name} was made with (got other values '
-            f'of {changed}, there and now); move the file away to run anew'
-        )
-    return content
+    settings = load_settings(system, dataset, paper_splits)
+    return read_runs(file, about(dataset, system, settings))
+
+
+def about(dataset: str, system: System, settings: dict) -> dict:
+    """What all runs of a results file have in common."""
+    return {'dataset': dataset, 'system': str(system), 'settings': settings}
 
 
 def run_seed(
@@ -124,7 +84,6 @@ def run_seed(
 ) -> dict:
     """Runs one seed and adds it to its results file, if it is not there yet."""
     settings = read_results(dataset, system, folder, paper_splits)['settings']
-    checkpoint = checkpoint_file(root, dataset, system, settings, seed, purpose)
     record = run(
         system,
         dataset,
@@ -133,24 +92,16 @@ def run_seed(
         settings=settings,
         device=device,
         progress=progress,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_file(root, dataset, system, settings, seed, purpose),
     )
-    record = {
-        'seed': seed,
-        **record,
-        'peak_memory_mb': common.peak_memory_mb(),
-        'machine': common.machine(device),
-        'versions': common.versions(),
-    }
-    file = results_file(dataset, system, folder, paper_splits)
-    with locked(file):
-        # Another process may have finished another seed, or changed the settings.
-        content = read_results(dataset, system, folder, paper_splits, settings)
-        if seed not in (seeds := [r['seed'] for r in content['runs']]):
-            content['command'] = command(dataset, system, [seed, *seeds], paper_splits)
-            content['runs'].append(record)
-            write_json(file, content)
-    return record
+    return add_run(
+        results_file(dataset, system, folder, paper_splits),
+        about(dataset, system, settings),
+        seed,
+        record,
+        lambda seeds: command(dataset, system, seeds, paper_splits),
+        device,
+    )
 
 
 def run_pair(
@@ -160,27 +111,11 @@ def run_pair(
     those of :meth:`run_seed`. Returns the runs of all these seeds.
     """
     where = (options.get('folder', RESULTS), options.get('paper_splits', False))
-    stored = {r['seed']: r for r in read_results(dataset, system, *where)['runs']}
-    records = []
-    for seed in range(first, first + runs):
-        known = seed in stored
-        if not known:
-            stored[seed] = run_seed(dataset, system, seed, root, **options)
-        line = _line(dataset, system, stored[seed])
-        print(line + ' (stored, not run)' * known, flush=True)
-        records.append(stored[seed])
-    return records
-
-
-def _line(dataset: str, system: System, record: dict) -> str:
-    text = (
-        f'{dataset} {system} seed {record["seed"]}: test {100 * record["test"]:.1f}, '
-        f'dev {100 * record["dev"]:.1f}, {record["epochs"]} epochs'
-    )
-    if record.get('iterations') is not None:
-        text += f', {record["iterations"]:.1f} refinements'
-    return text + (
-        f', {record["seconds"]:.1f} s, {record["peak_memory_mb"]:.0f} MB at most'
+    return run_missing(
+        f'{dataset} {system}',
+        read_results(dataset, system, *where)['runs'],
+        range(first, first + runs),
+        lambda seed: run_seed(dataset, system, seed, root, **options),
     )
 
 

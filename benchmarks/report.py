@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
+import documents
 from common import (
     CONFIGS,
     DATASETS,
@@ -30,10 +30,10 @@ from common import (
     table,
 )
 from node_classification import ABLATED, ABLATION_DATASETS, results_file
+from records import RUNS, accuracy_cell, count
 from search import as_key, as_text, log_file, read_trials
 from systems import SUPPORTED, System, load_settings
 
-RUNS = 5
 MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
 TIME_DATASETS = ('cora', 'citeseer', 'pubmed')
@@ -90,25 +90,6 @@ def accuracy_table(
     return table(['', *(TITLES[d] for d in datasets)], rows), missing
 
 
-def accuracy_cell(
-    content: dict | None, figure: float | str | None, offered: bool, stale: bool = False
-) -> tuple[str, bool]:
-    """The text of a cell, and whether all its runs are there and of its settings."""
-    beside = '' if figure is None else f' ({figure})'
-    beside = beside.replace('memory', 'out of memory')
-    runs = content['runs'] if content else []
-    if not runs:
-        if offered:
-            return f'missing{beside}', False
-        return beside.strip() or '–', True
-    text = percent([run['test'] for run in runs])
-    if len(runs) != RUNS:
-        text += f', {count(runs)}'
-    if stale:
-        text += ', with other settings'
-    return text + beside, len(runs) >= RUNS and not stale
-
-
 def remark(settings: dict[str, Any], changed: bool) -> str:
     """What a search has found, if it is not just another set of numbers."""
     if not changed:
@@ -158,11 +139,6 @@ def gain_cell(whole: dict[int, float], rest: dict[int, float]) -> tuple[str, boo
     if len(gains) != RUNS:
         text += f', {count(gains)}'
     return text, len(gains) >= RUNS
-
-
-def count(runs: Sized) -> str:
-    """How many runs there are."""
-    return f'{len(runs)} run{"s" if len(runs) != 1 else ""}'
 
 
 def searches_table(folder: Path) -> Table:
@@ -326,6 +302,7 @@ def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
         'searches': searches_table(folder),
         'training-time': time_table(folder),
         'speed': speed_table(folder),
+        'documents': documents.make_table(folder),
     }
 
 

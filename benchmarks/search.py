@@ -40,8 +40,9 @@ from common import (
     table,
     write_text,
 )
-from node_classification import checkpoint_file, read_results
+from node_classification import read_results
 from options import add_options, explain_errors, positive, run_options, stage
+from records import checkpoint_file
 from systems import System, load_settings, model_options, run
 
 

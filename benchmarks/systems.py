@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
 from common import CONFIGS, DATASETS, GRAPHS, TABLES, read_yaml
+from records import fitted
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 
@@ -41,6 +42,7 @@ SUPPORTED = {
     'idgl-anch': DATASETS,
 }
 TITLES = {
+    'bilstm': 'BiLSTM',  # of documents
     'gcn': 'GCN',
     'gat': 'GAT',
     'graphsage': 'GraphSAGE',
@@ -310,13 +312,6 @@ def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any
     )
     return {
         'train': record.train_score,
-        'dev': record.val_score,
-        'test': record.test_score,
-        'dev_loss': record.val_loss,
+        **fitted(record, model),
         'dev_cross_entropy': _cross_entropy(model, data),
-        'epochs': record.epochs,
-        'best_epoch': record.best_epoch,
-        'seconds': record.seconds,
-        'iterations': record.iterations,
-        'parameters': sum(p.numel() for p in model.parameters()),
     }

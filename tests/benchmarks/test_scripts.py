@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import common
+import documents
 import node_classification
 import pytest
 import report
@@ -365,6 +366,7 @@ def test_report(tmp_path):
     assert cell(markdown, 'IDGL w/o graph reg.', 'Cora') == 'missing (84.3)'
     assert ('IDGL w/o IL', 'Cora') not in missing
     assert ('IDGL w/o graph reg.', 'Cora') in missing
+    assert tables['documents'] == documents.make_table(tmp_path)
 
 
 def test_report_compares_the_same_seeds(tmp_path):
@@ -837,7 +839,7 @@ def test_training_time_says_what_it_knows(argv, capsys):
 # What the documentation says
 
 
-SCRIPTS = (node_classification, report, search, training_time)
+SCRIPTS = (documents, node_classification, report, search, training_time)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -851,5 +853,7 @@ def test_documented_commands_are_understood(script):
     assert commands
     for arguments in commands:
         args = script.parse_args(arguments)
-        if getattr(args, 'model', None):
+        if script is documents:
+            documents.find_system(args.model)
+        elif getattr(args, 'model', None):
             systems.check_supported(System.parse(args.model), args.dataset)

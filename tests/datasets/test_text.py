@@ -1,7 +1,5 @@
-import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from urllib.error import URLError
 
@@ -10,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.loader import DataLoader
 
+from tests.datasets.common import pack
 from torch_geometric_idgl.datasets import (
     MovieReviews,
     NewsGroups20,
@@ -42,18 +41,6 @@ REVIEWS = {
     'scaledata/C/subj.C': 'a\nb\nc\nd\ne\nf\n',
 }
 SPLITS = ['train', 'val', 'test']
-
-
-def pack(path, files):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = {'.gz': 'w:gz', '.tgz': 'w:gz', '.xz': 'w:xz', '.tar': 'w'}[path.suffix]
-    with tarfile.open(path, mode) as tar:
-        for name, content in files.items():
-            content = content if isinstance(content, bytes) else content.encode()
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
 
 
 def unpack(folder, files):
