@@ -19,9 +19,12 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import itertools
 import json
 import platform
+import statistics
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,8 +81,8 @@ def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Te
     SVD with four power iterations. Rows are scaled to unit length, then smoothed by two
     products with GCN's normalised adjacency and scaled to unit length again, twice. At
     last columns are standardised. (It is ProNE of Zhang et al., IJCAI 2019, with a
-    simpler filter.) Labels are not used; of a few recipes, this was the best one for a
-    linear model on the dev nodes.
+    simpler filter.) Labels are not used; of a dozen recipes, this was the best one for
+    a linear model on the dev nodes.
 
     Args:
         edge_index (Tensor): Both directions of each edge.
@@ -223,8 +226,10 @@ def run(
     """
     seed_everything(seed)
     network = make_model(MODELS[model], settings, data).to(device)
+    clock = [time.process_time()]  # after each epoch of this process
 
     def log(epoch: int, values: dict[str, Any]) -> None:
+        clock.append(time.process_time())
         if log_steps is not None and (epoch + 1) % log_steps == 0:
             print(
                 f'Run: {seed + 1:02d}, Epoch: {epoch + 1:02d}, '
@@ -247,6 +252,7 @@ def run(
         **{key: settings[key] for key in FIT if key in settings},
     )
     epochs = record.history or []
+    spent = [after - before for before, after in itertools.pairwise(clock)]
     best = max(epochs, key=lambda values: values['val_score'])  # the first, as in OGB
     lowest = min(epochs, key=lambda values: values['val_loss'])
     return {
@@ -262,6 +268,8 @@ def run(
         'epochs': record.epochs,
         'seconds': record.seconds,
         'seconds_per_epoch': record.seconds / record.epochs,
+        # Of all threads; what others on the machine do changes it little.
+        'cpu_seconds_per_epoch': statistics.median(spent) if spent else None,
         'iterations': record.iterations,
         'parameters': sum(p.numel() for p in network.parameters()),
     }
@@ -463,7 +471,8 @@ def _pairs(content: dict[str, Any]) -> str:
 def make_table(folder: Path = RESULTS) -> str:
     """All results side by side, each kind of features under its name."""
     header = ['', 'valid (%)', 'test (%)', 'test, lowest valid loss (%)', 'runs']
-    header += ['epochs', 'seconds per epoch', 'peak memory (MB)', 'parameters']
+    header += ['epochs', 'seconds per epoch', 'of CPUs', 'peak memory (MB)']
+    header += ['parameters']
     parts = []
     for features, text in FEATURES.items():
         found = {m: read_json(results_file(m, features, folder)) for m in MODELS}
@@ -476,6 +485,8 @@ def make_table(folder: Path = RESULTS) -> str:
 def _row(model: str, runs: list[dict[str, Any]]) -> list[str]:
     epochs, _ = mean_std([run['epochs'] for run in runs])
     seconds, _ = mean_std([run['seconds_per_epoch'] for run in runs])
+    cpu = [run['cpu_seconds_per_epoch'] for run in runs]
+    cpu = [value for value in cpu if value is not None]
     cut = any(run['cut_short'] for run in runs)
     return [
         TITLES[MODELS[model]],
@@ -485,6 +496,7 @@ def _row(model: str, runs: list[dict[str, Any]]) -> list[str]:
         str(len(runs)),
         f'{epochs:.0f}' + ' (cut short)' * cut,
         f'{seconds:.1f}',
+        f'{statistics.fmean(cpu):.1f}' if cpu else '–',
         f'{max(run["peak_memory_mb"] for run in runs):,.0f}',
         f'{runs[0]["parameters"]:,}',
     ]

@@ -122,6 +122,7 @@ def test_lines_agree_with_the_figures(root, capsys):
     highest = max(values[0] for values in found)
     assert round(100 * run['highest_train'], 2) == highest
     assert run['seconds_per_epoch'] == pytest.approx(run['seconds'] / 6)
+    assert 0 < run['cpu_seconds_per_epoch'] < 10
 
 
 def test_settings():
@@ -335,20 +336,23 @@ def test_missing_file_is_named(root, features, part, capsys):
 def test_table(root, capsys):
     values = {'highest_train': 0.8, 'final_train': 0.8, 'lowest_loss_test': 0.4}
     values |= {'epochs': 500, 'seconds_per_epoch': 2.5, 'parameters': 110_120}
+    values |= {'cpu_seconds_per_epoch': 1.5}
     run = {**values, 'highest_valid': 0.7, 'cut_short': False, 'peak_memory_mb': 2000.0}
     runs = [{**run, 'final_test': test} for test in (0.5, 0.6)]
     write_json(results_file('gcn', 'structural', root), {'runs': runs})
-    runs = [{**run, 'final_test': 0.7, 'cut_short': True}]
+    run |= {'cut_short': True, 'cpu_seconds_per_epoch': None}
+    runs = [{**run, 'final_test': 0.7}]
     write_json(results_file('idgl-anch', 'ogb', root), {'runs': runs})
     assert ogbn_arxiv.main(['--table', '--results', str(root)]) == 0
     out = capsys.readouterr().out
     lines = [[c.strip() for c in line.split('|')] for line in out.splitlines()]
     cells = {line[1]: line[2:-1] for line in lines if len(line) > 1}
     assert cells['GCN'] == (
-        ['70.00 ± 0.00', '55.00 ± 7.07', '40.00 ± 0.00', '2', '500', '2.5', '2,000']
-        + ['110,120']
+        ['70.00 ± 0.00', '55.00 ± 7.07', '40.00 ± 0.00', '2', '500', '2.5', '1.5']
+        + ['2,000', '110,120']
     )
     assert cells['IDGL-Anch'][:5] == ['70.00', '70.00', '40.00', '1', '500 (cut short)']
+    assert cells['IDGL-Anch'][6] == '–'  # all epochs were those of a killed process
     titles = [line for line in out.splitlines() if line.startswith('ogbn-arxiv, ')]
     assert titles == [f'ogbn-arxiv, features: {text}' for text in FEATURES.values()]
     ogbn_arxiv.main(['--table', '--results', str(root / 'none')])
