@@ -98,17 +98,21 @@ class GNN(torch.nn.Module):
 
 
 def _convolve(conv: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
-    if isinstance(conv, GCNConv) and edge_index.layout == torch.sparse_csr:
-        # What PyG's layer does with a normalised graph, by a product whose backward
-        # pass does not sort the edges anew.
+    # A matrix is the normalised graph already, and is multiplied by: the same as PyG's
+    # layers do, by a product whose backward pass does not sort the edges anew.
+    is_matrix = edge_index.layout == torch.sparse_csr
+    if isinstance(conv, GCNConv) and is_matrix:
         return matmul(edge_index, conv.lin(x)) + conv.bias
     if not isinstance(conv, SAGEConv):
         return conv(x, edge_index)
     # PyG's layer averages neighbours, then projects. The other order gives the same
     # values (a mean is linear), and averages short vectors in place of bags of words.
     h = linear(x, conv.lin_l.weight)
-    h = conv.propagate(edge_index, x=(h, h), size=None) + conv.lin_l.bias
-    return h + linear(x, conv.lin_r.weight)
+    if is_matrix:
+        h = matmul(edge_index, h)
+    else:
+        h = conv.propagate(edge_index, x=(h, h), size=None)
+    return h + conv.lin_l.bias + linear(x, conv.lin_r.weight)
 
 
 class APPNPNet(torch.nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch_geometric.io import fs
 
 from torch_geometric_idgl.datasets import load, stage_data
+from torch_geometric_idgl.datasets.load import load_arxiv_graph
 
 CORA = ['x', 'tx', 'allx', 'y', 'ty', 'ally', 'graph', 'test.index']
 ARXIV = {
@@ -243,6 +244,47 @@ def test_load_damaged_arxiv(arxiv):
     assert isinstance(e.value.__cause__, gzip.BadGzipFile)
     assert module.torch is torch and not hasattr(module, 'input')
     assert module.decide_download is decide_download
+
+
+@pytest.mark.parametrize('name', list(ARXIV))
+def test_load_arxiv_cut_off(arxiv, name):
+    pytest.importorskip('ogb')
+    file = arxiv / 'ogb' / 'ogbn_arxiv' / name
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(OSError, match=f'Cut short or damaged: {name}. Remove these'):
+        load('ogbn-arxiv', arxiv)
+
+
+def test_load_arxiv_graph(arxiv):
+    pytest.importorskip('pandas')
+    folder = arxiv / 'ogb' / 'ogbn_arxiv'
+    (folder / 'raw' / 'node-feat.csv.gz').unlink()
+    data = load_arxiv_graph(arxiv)
+    assert data.x is None
+    data.x = torch.tensor([[0.5, -1.0], [0.25, 2.0], [0.0, 3.0], [1.5, 4.0]])
+    check_arxiv(data)
+
+    edges = folder / 'raw' / 'edge.csv.gz'
+    edges.write_bytes(gzip.compress(b'0,1\n2,1\n'))
+    with pytest.raises(OSError, match=r'of 4 nodes, and 4 edges \(got 4 and 2\)'):
+        load_arxiv_graph(arxiv)
+    edges.unlink()
+    with pytest.raises(FileNotFoundError, match=r'there: raw/edge.csv.gz$'):
+        load_arxiv_graph(arxiv)
+
+
+def test_load_arxiv_graph_downloads(tmp_path, monkeypatch):
+    module = pytest.importorskip('ogb.nodeproppred.dataset_pyg')
+
+    def download_url(url, folder):
+        write_arxiv(tmp_path / 'web' / 'arxiv')
+        return shutil.make_archive(f'{folder}/arxiv', 'zip', tmp_path / 'web', 'arxiv')
+
+    monkeypatch.setattr(module, 'download_url', download_url)
+    graph = load_arxiv_graph(tmp_path)
+    monkeypatch.setattr(module, 'download_url', None)
+    assert graph.x is None
+    assert graph.y.tolist() == load('ogbn-arxiv', tmp_path).y.tolist() == [2, 0, 1, 2]
 
 
 def test_load_without_ogb(tmp_path, monkeypatch):

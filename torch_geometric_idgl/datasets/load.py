@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torch_geometric.data import Data
@@ -13,10 +15,10 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
 
 from ..ops.sparse import csr_without_warning
-from .ogb import ARXIV_FILES, load_arxiv
+from .ogb import ARXIV_FILES, ARXIV_GRAPH_FILES, load_arxiv, read_arxiv_graph
 from .uci import UCI, check_name
 
-__all__ = ['load', 'stage_data']
+__all__ = ['load', 'load_arxiv_graph', 'stage_data']
 
 # The name of PyG and the size of each file in bytes: what was not downloaded
 # completely is shorter.
@@ -75,9 +77,7 @@ def load(
         )
         data = NormalizeFeatures()(data)
     elif name == 'ogbn-arxiv':
-        # Archives know themselves whether they are complete.
-        least = dict.fromkeys(ARXIV_FILES, 1)
-        data = _load(name, root / 'ogb' / 'ogbn_arxiv', least, load_arxiv)
+        data = _load_arxiv(root, ARXIV_FILES, load_arxiv)
     else:
         data = UCI(str(root / 'UCI'), name, seed)[0]
 
@@ -85,6 +85,19 @@ def load(
         with csr_without_warning():
             data.x = data.x.to_sparse_csr()
     return data
+
+
+def load_arxiv_graph(root: str | os.PathLike = 'data') -> Data:
+    r"""Loads ogbn-arxiv without its features, whose file need not be there.
+
+    Args:
+        root (str, optional): The directory of the data, as in :meth:`load`.
+            (default: :obj:`"data"`)
+
+    Returns:
+        torch_geometric.data.Data: What :meth:`load` returns, but :obj:`x`.
+    """
+    return _load_arxiv(_path('root', root), ARXIV_GRAPH_FILES, read_arxiv_graph)
 
 
 def stage_data(source: str | os.PathLike, root: str | os.PathLike) -> Path:
@@ -127,6 +140,12 @@ def _path(name: str, value: str | os.PathLike) -> Path:
     return Path(value).expanduser()
 
 
+def _load_arxiv(root: Path, files: list[str], read: Callable[[Path], Data]) -> Data:
+    # Archives know themselves whether they are complete.
+    least = dict.fromkeys(files, 1)
+    return _load('ogbn-arxiv', root / 'ogb' / 'ogbn_arxiv', least, read)
+
+
 def _load(
     name: str, folder: Path, sizes: dict[str, int], read: Callable[[Path], Data]
 ) -> Data:
@@ -146,10 +165,12 @@ def _load(
     except ImportError:
         raise
     except Exception as e:
+        what = "If it is damaged, remove the folder 'processed' in it, or all of it"
+        if damaged := _damaged(folder, sizes):
+            what = f'Cut short or damaged: {", ".join(damaged)}. Remove these'
         raise OSError(
             f"Cannot read the '{name}' data in '{folder}' ({type(e).__name__}: {e}). "
-            f"If it is damaged, remove the folder 'processed' in it, or all of it to "
-            f'download it again'
+            f'{what} to download it again'
         ) from e
 
 
@@ -187,3 +208,17 @@ def _incomplete(folder: Path, sizes: dict[str, int]) -> list[str]:
         for name, file in files.items()
         if not file.is_file() or file.stat().st_size < sizes[name]
     ]
+
+
+def _damaged(folder: Path, names: Iterable[str]) -> list[str]:
+    # Archives that cannot be read to their end.
+    found = []
+    for name in names:
+        if name.endswith('.gz'):
+            try:
+                with gzip.open(folder / name) as file:
+                    while file.read(1 << 20):
+                        pass
+            except (OSError, EOFError, zlib.error):
+                found.append(name)
+    return found
