@@ -289,9 +289,8 @@ def knn(args: argparse.Namespace) -> dict:
     case = {'n': args.knn_nodes, 'k': 20}
     result = fresh({'job': 'knn', **case, 'repeats': args.repeats}, ONE_THREAD)
     seconds = {key: median(value) for key, value in result['seconds'].items()}
-    by = made(
-        f'--only knn --knn-nodes {args.knn_nodes} --repeats {args.repeats}',
-    )
+    by = made(f'--only knn --knn-nodes {args.knn_nodes} --repeats {args.repeats}')
+    by['versions']['faiss'] = result['faiss']
     by['machine']['threads'] = result['threads']
     row = {
         **case,

@@ -408,6 +408,8 @@ def run_case(case: dict) -> dict:
         seconds = timed(epochs, case['repeats'], time.process_time)
         return {'seconds': seconds, 'threads': torch.get_num_threads()}
     if case['job'] == 'knn':
+        import faiss
+
         for search in knn_searches(256, case['k']).values():
             search()  # to warm up
         seconds, found = {}, {}
@@ -420,6 +422,7 @@ def run_case(case: dict) -> dict:
             'seconds': seconds,
             'recall': recall(found['approximate'], found['exact']),
             'threads': torch.get_num_threads(),
+            'faiss': faiss.__version__,
         }
     before = peak_memory_mb()
     if case['job'] == 'memory':
