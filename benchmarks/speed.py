@@ -4,7 +4,8 @@ Every case runs in a fresh process (see `speed_cases.py`), whose peak memory is 
 times are medians of interleaved repeats in one of them.
 
     python benchmarks/speed.py                      # everything
-    python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv, documents
+    python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv, documents,
+                                                    # knn
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ KINDS = ('low-rank', 'anchor', 'tiled')
 # their squares 136,000.
 TOKENS = (60, 80, 100, 120, 140, 160, 180, 205, 230, 260, 290, 330, 380, 470, 580, 1000)
 DOCUMENTS_TARGET = 20  # times faster than with padding
+KNN_TARGET = 5  # times faster than the exact search, with a recall of 0.9
 ONE_THREAD = {'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
 
 
@@ -280,6 +282,36 @@ def documents(args: argparse.Namespace) -> dict:
     return row
 
 
+def knn(args: argparse.Namespace) -> dict:
+    """The kNN graph of a large table, exact and approximate, on one thread, in seconds
+    of CPU time; beside them the exact search of faiss, which the package does not use.
+    """
+    case = {'n': args.knn_nodes, 'k': 20}
+    result = fresh({'job': 'knn', **case, 'repeats': args.repeats}, ONE_THREAD)
+    seconds = {key: median(value) for key, value in result['seconds'].items()}
+    by = made(f'--only knn --knn-nodes {args.knn_nodes} --repeats {args.repeats}')
+    by['versions']['faiss'] = result['faiss']
+    by['machine']['threads'] = result['threads']
+    row = {
+        **case,
+        'channels': 128,
+        'seconds': seconds,
+        'all_seconds': result['seconds'],
+        'clock': 'CPU time',
+        'speedup': seconds['exact'] / seconds['approximate'],
+        'target': KNN_TARGET,
+        'recall': result['recall'],
+        'made': by,
+    }
+    print(
+        f'knn of {case["n"]:,} nodes: {seconds["exact"]:.1f} s exact, '
+        f'{seconds["approximate"]:.1f} s approximate = {row["speedup"]:.1f}x (target '
+        f'{KNN_TARGET}x) with recall {row["recall"]:.3f} (target 0.9), '
+        f'{seconds["faiss_flat"]:.1f} s exact with faiss'
+    )
+    return row
+
+
 def save_part(path: Path, result: dict, name: str, part) -> None:
     """Write the results so far, with a part of them renewed."""
     write_json(path, result | {name: part})
@@ -313,13 +345,14 @@ def main() -> None:
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument(
-        '--only', choices=['reference', 'gcn', 'scaling', 'arxiv', 'documents']
+        '--only', choices=['reference', 'gcn', 'scaling', 'arxiv', 'documents', 'knn']
     )
     parser.add_argument('--cases', nargs='+', help='such as cora/idgl; default: all')
     parser.add_argument('--sizes', type=int, nargs='+', help='numbers of nodes')
     parser.add_argument('--kinds', nargs='+', default=list(KINDS), choices=KINDS)
     parser.add_argument('--arxiv-nodes', type=int, default=169_343)
     parser.add_argument('--arxiv-edges', type=int, default=1_166_243)
+    parser.add_argument('--knn-nodes', type=int, default=100_000)
     parser.add_argument('--out', type=Path, default=RESULTS / 'speed.json')
     args = parser.parse_args()
     if args.source:
@@ -340,6 +373,9 @@ def main() -> None:
         write_json(args.out, result)
     if args.only in (None, 'documents'):
         result['documents'] = documents(args)
+        write_json(args.out, result)
+    if args.only in (None, 'knn'):
+        result['knn'] = knn(args)
         write_json(args.out, result)
 
 

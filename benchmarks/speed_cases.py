@@ -331,6 +331,32 @@ def documents_epoch(system: str, data: Data, max_iters: int) -> Callable[[], Ten
     return epoch
 
 
+def knn_searches(n: int, k: int) -> dict[str, Callable[[], Tensor]]:
+    """Ways to the cosine kNN graph of made-up data: the neighbours, `[n, k]`."""
+    import faiss
+
+    x = made_up(n, 1, nonnegative=False).x
+
+    def flat() -> Tensor:
+        """The exact search of faiss, whatever it makes of ties."""
+        rows = F.normalize(x).numpy()
+        index = faiss.IndexFlatIP(rows.shape[1])
+        index.add(rows)
+        return torch.from_numpy(index.search(rows, k)[1])
+
+    return {
+        'exact': lambda: knn_graph(x, k)[1].view(n, k),
+        'approximate': lambda: knn_graph(x, k, approximate=True)[1].view(n, k),
+        'faiss_flat': flat,
+    }
+
+
+def recall(found: Tensor, exact: Tensor) -> float:
+    """The share of exact neighbours that are found."""
+    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    return sum(len({*a} & {*b}) for a, b in pairs) / exact.numel()
+
+
 # Measuring ----------------------------------------------------------------------------
 
 
@@ -386,6 +412,23 @@ def run_case(case: dict) -> dict:
         }
         seconds = timed(epochs, case['repeats'], best_clock())
         return {'seconds': seconds, 'threads': torch.get_num_threads()}
+    if case['job'] == 'knn':
+        import faiss
+
+        for search in knn_searches(256, case['k']).values():
+            search()  # to warm up
+        seconds, found = {}, {}
+        for _ in range(case['repeats']):
+            for name, search in knn_searches(case['n'], case['k']).items():
+                start = time.process_time()
+                found[name] = search()
+                seconds.setdefault(name, []).append(time.process_time() - start)
+        return {
+            'seconds': seconds,
+            'recall': recall(found['approximate'], found['exact']),
+            'threads': torch.get_num_threads(),
+            'faiss': faiss.__version__,
+        }
     before = peak_memory_mb()
     if case['job'] == 'memory':
         data = get_data(case['data'], case['root'])

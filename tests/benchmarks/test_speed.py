@@ -9,6 +9,7 @@ import pytest
 import report
 import speed
 import speed_cases
+import torch
 
 
 @pytest.mark.parametrize('system', ['idgl', 'idgl-anch'])
@@ -188,3 +189,36 @@ def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
     assert '2 documents of 60 to 1,000 tokens' in markdown
     assert '1.0 documents a second of CPU time and 600 MB, 20.0× as fast as' in markdown
     assert missing == [('speed', 'scaling'), ('speed', 'arxiv')]
+
+
+def test_knn_side_by_side():
+    pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    result = speed_cases.run_case({'job': 'knn', 'n': 300, 'k': 5, 'repeats': 2})
+    counts = {name: len(times) for name, times in result['seconds'].items()}
+    assert counts == {'exact': 2, 'approximate': 2, 'faiss_flat': 2}
+    assert result['recall'] == 1.0  # Small graphs are searched exactly.
+    searches = speed_cases.knn_searches(300, 5)
+    assert speed_cases.recall(searches['faiss_flat'](), searches['exact']()) > 0.99
+    halves = torch.tensor([[0, 2], [3, 1]]), torch.tensor([[0, 1], [1, 2]])
+    assert speed_cases.recall(*halves) == 0.5
+
+
+def test_knn_is_a_part_of_the_file(tmp_path, monkeypatch, capsys):
+    def fresh(case, environment):
+        assert environment['OMP_NUM_THREADS'] == '1'
+        assert case == {'job': 'knn', 'n': 1000, 'k': 20, 'repeats': 2}
+        seconds = {'exact': [20.0], 'approximate': [2.0, 4.0], 'faiss_flat': [15.0]}
+        return {'seconds': seconds, 'recall': 0.95, 'threads': 1, 'faiss': '1.0'}
+
+    monkeypatch.setattr(speed, 'fresh', fresh)
+    out = tmp_path / 'speed.json'
+    options = '--only knn --knn-nodes 1000 --repeats 2'
+    monkeypatch.setattr('sys.argv', ['speed.py', *options.split(), '--out', str(out)])
+    speed.main()
+    assert '3.0 s approximate = 6.7x (target 5x) with recall 0.950' in (
+        capsys.readouterr().out
+    )
+    row = common.read_json(out)['knn']
+    assert row['speedup'] == pytest.approx(20 / 3)
+    assert row['made']['command'] == f'python benchmarks/speed.py {options}'
+    assert row['made']['versions']['faiss'] == '1.0'

@@ -1,4 +1,5 @@
 import itertools
+import sys
 import warnings
 
 import pytest
@@ -169,3 +170,128 @@ def test_knn_graph_wrong_arguments():
         for value in [float('nan'), float('inf')]:
             with pytest.raises(ValueError, match="'x' to be finite"):
                 knn_graph(getattr(torch.tensor([[1.0], [value]]), layout)(), 1)
+
+
+# The approximate search; graphs are large from 200 nodes on ---------------------------
+
+
+def few_clusters(num_nodes=600):
+    """Rows around ten centres, so that a cell holds the neighbours of its nodes."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.randint(10, (num_nodes,), generator=generator)
+    x = 10.0 * torch.randn(10, 8, generator=generator)[centre]
+    return x + torch.randn(num_nodes, 8, generator=generator)
+
+
+@pytest.fixture
+def knn(monkeypatch):
+    pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    module = sys.modules[knn_graph.__module__]
+    monkeypatch.setattr(module, '_LARGE', 200)
+    monkeypatch.setattr(module, '_FEW', 2)
+    return module
+
+
+def searched(knn, monkeypatch):
+    """What the search of cells returns in the calls that follow: nothing if it leaves
+    a graph to the exact search.
+    """
+    results = []
+    search = knn._nearest_in_cells
+
+    def record(*args):
+        results.append(search(*args))
+        return results[-1]
+
+    monkeypatch.setattr(knn, '_nearest_in_cells', record)
+    return results
+
+
+@pytest.mark.parametrize('include_self', [True, False])
+def test_approximate_recall_and_order(knn, monkeypatch, include_self):
+    x, k = few_clusters(), 20
+    before, state = x.clone(), torch.get_rng_state()
+    results = searched(knn, monkeypatch)
+    options = {'include_self': include_self, 'approximate': True}
+    out = knn_graph(x, k, block_size=50, **options)
+    assert len(results) == 1 and results[0] is not None
+    assert torch.equal(x, before) and torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(knn_graph(x, k, **options), out)
+
+    centre, near = out.view(2, len(x), k)
+    exact = knn_graph(x, k, include_self=include_self)[1].view(-1, k)
+    assert (centre == torch.arange(len(x)).unsqueeze(1)).all()
+    assert (near.unsqueeze(2) == exact.unsqueeze(1)).any(1).float().mean() >= 0.9
+    assert all(len(set(row)) == k for row in near.tolist())
+    own = near == centre
+    assert own[:, 0].all() if include_self else not own.any()
+    unit = normalize(x, dim=1).to(torch.double)
+    sim = (unit[centre] * unit[near]).sum(2)[:, include_self:]
+    assert (sim.diff(dim=1) < 1e-6).all()
+
+
+def test_approximate_copies_come_by_index(knn, monkeypatch):
+    monkeypatch.setattr(knn, '_num_cells_to_visit', lambda *args: args[-1] // 2)
+    generator = torch.Generator().manual_seed(0)
+    # Ten different rows far from each other, and many copies: cells hold all copies.
+    index = torch.randint(10, (300,), generator=generator)
+    x = torch.eye(10)[index]
+    out = knn_graph(x, 5, approximate=True)
+    assert torch.equal(out[1].view(-1, 5)[:, 0], torch.arange(300))
+    assert torch.equal(index[out[0]], index[out[1]])  # Copies are the nearest.
+    rest = out[1].view(-1, 5)[:, 1:]
+    assert (rest.diff(dim=1) > 0).all()  # Equally similar ones come by index.
+
+
+def test_cells_with_too_few_nodes(knn, monkeypatch):
+    monkeypatch.setattr(knn, '_num_cells_to_visit', lambda *_: 1)
+    x = few_clusters()
+    x[0] = -x.sum(0)
+    for include_self in (True, False):
+        out = knn_graph(x, 100, include_self=include_self, approximate=True)
+        assert out[0].bincount().tolist() == [100] * len(x)
+        assert out.min() >= 0
+        # No cell holds as many: all of these rows are searched exactly.
+        assert torch.equal(out, knn_graph(x, 100, include_self=include_self))
+
+
+def test_exact_search_where_many_cells_are_near(knn, monkeypatch):
+    x = torch.randn(300, 50, generator=torch.Generator().manual_seed(0))
+    results = searched(knn, monkeypatch)
+    assert torch.equal(knn_graph(x, 20, approximate=True), knn_graph(x, 20))
+    assert results == [None]
+
+
+def test_cells_to_visit():
+    faiss = pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    module = sys.modules[knn_graph.__module__]
+    # The neighbours of a node on a circle are in its own cell, or in the next one.
+    angle = torch.linspace(0, 6.28, 400)
+    x = torch.stack([angle.cos(), angle.sin()], dim=1)
+    cells = faiss.IndexFlatIP(2)
+    cells.add(x[20::40].numpy())
+    assert module._num_cells_to_visit(cells, x, 2, 10) == 1
+    assert module._num_cells_to_visit(cells, x, 30, 10) == 2
+    assert module._num_cells_to_visit(cells, x, 399, 10) == 10
+
+
+def test_exact_search_of_all_other_input(knn, monkeypatch):
+    x = few_clusters()
+    results = searched(knn, monkeypatch)
+    batch = torch.arange(2).repeat_interleave(300)
+    for other in [x.to(torch.double), x.to_sparse(), x[:199], x[:, :0]]:
+        out = knn_graph(other, 4, approximate=True)
+        assert torch.equal(out, knn_graph(other, 4))
+    out = knn_graph(x, 4, batch, approximate=True)
+    assert torch.equal(out, knn_graph(x, 4, batch))
+    assert results == []
+    assert torch.equal(knn_graph(x, 1, approximate=True), knn_graph(x, 1))
+    assert len(results) == 1
+
+
+def test_approximate_without_faiss(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'faiss', None)
+    x = torch.rand(5, 2)
+    with pytest.raises(ImportError, match=r'torch_geometric_idgl\[knn\]'):
+        knn_graph(x, 2, approximate=True)
+    assert knn_graph(x, 2).size(1) == 10

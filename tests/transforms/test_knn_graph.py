@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
@@ -28,6 +30,21 @@ def test_cosine_knn_graph_options():
     assert out.edge_index.tolist() == [[0, 1, 2, 3], [1, 0, 1, 2]]
     out = CosineKNNGraph(k=1, include_self=False, force_undirected=True)(data)
     assert out.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+
+
+def test_approximate_cosine_knn_graph(monkeypatch):
+    calls = []
+
+    def record(*args, **kwargs):
+        calls.append(kwargs['approximate'])
+        return knn_graph(*args, **{**kwargs, 'approximate': False})
+
+    module = sys.modules[CosineKNNGraph.__module__]
+    monkeypatch.setattr(module, 'knn_graph', record)
+    for approximate in (False, True):
+        out = CosineKNNGraph(k=2, approximate=approximate)(Data(x=X))
+        assert torch.equal(out.edge_index, knn_graph(X, 2))
+    assert calls == [False, True]
 
 
 def test_pairs_to_predict_are_not_edges():

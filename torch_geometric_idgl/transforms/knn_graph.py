@@ -36,6 +36,9 @@ class CosineKNNGraph(BaseTransform):
             neighbour. (default: :obj:`True`)
         force_undirected (bool, optional): If set to :obj:`True`, edges are also
             given in the opposite direction. (default: :obj:`False`)
+        approximate (bool, optional): If set to :obj:`True`, large graphs are searched
+            by :obj:`faiss`, several times faster, and some neighbours may be missed.
+            (default: :obj:`False`)
     """
 
     def __init__(
@@ -43,17 +46,23 @@ class CosineKNNGraph(BaseTransform):
         k: int = 20,
         include_self: bool = True,
         force_undirected: bool = False,
+        approximate: bool = False,
     ) -> None:
         check_at_least('k', k, 1, integer=True)
         self.k = k
         self.include_self = include_self
         self.force_undirected = force_undirected
+        self.approximate = approximate
 
     def forward(self, data: Data) -> Data:
         """Returns :obj:`data` with its edges replaced."""
         check_data(data, 'x')
         edge_index = knn_graph(
-            data.x, self.k, data.batch, include_self=self.include_self
+            data.x,
+            self.k,
+            data.batch,
+            include_self=self.include_self,
+            approximate=self.approximate,
         )
         if self.force_undirected:
             edge_index = to_undirected(edge_index, num_nodes=data.num_nodes)
