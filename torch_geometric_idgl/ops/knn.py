@@ -75,8 +75,9 @@ def knn_graph(
         block_size (int, optional): The number of rows to compare at a time.
             (default: :obj:`1024`)
         approximate (bool, optional): If set to :obj:`True`, large graphs are searched
-            several times faster, and some neighbours (on average less than one in
-            ten) may be missed for the next ones in order. Needs :obj:`faiss`:
+            faster, the more so the more their nodes cluster, and some neighbours
+            (about one in twenty) are missed for the next ones in order. Needs
+            :obj:`faiss`:
             :obj:`pip install torch_geometric_idgl[knn]`. (default: :obj:`False`)
 
     Returns:

@@ -37,7 +37,7 @@ class CosineKNNGraph(BaseTransform):
         force_undirected (bool, optional): If set to :obj:`True`, edges are also
             given in the opposite direction. (default: :obj:`False`)
         approximate (bool, optional): If set to :obj:`True`, large graphs are searched
-            by :obj:`faiss`, several times faster, and some neighbours may be missed.
+            by :obj:`faiss`, which is faster and may miss some neighbours.
             (default: :obj:`False`)
     """
 
