@@ -195,6 +195,8 @@ def make_model(
         gnn = KNNGCN(hidden, hidden, **options)
     elif base != 'bilstm':
         cls = IDGL if base == 'idgl' else IDGLAnch
+        if base == 'idgl-anch':  # as in the paper, unless settings say otherwise
+            options.setdefault('scale_regularizer', False)
         gnn = cls(hidden, graph_channels=vectors.size(1), **options)
     return DocumentGNN(
         vectors,

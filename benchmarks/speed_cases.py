@@ -160,7 +160,10 @@ def make_model(name: str, system: str, data: Data, **changes) -> IDGL:
     settings |= {key: published[key] for key in GRAPH_SETTINGS & published.keys()}
     settings |= changes
     channels = (data.num_features, 16, 2, int(data.y.max()) + 1)
-    return cls(*channels, **settings)
+    model = cls(*channels, **settings)
+    # Not an argument: earlier revisions, which this times too, know no other.
+    model.scale_regularizer = False
+    return model
 
 
 def graph_of(name: str, data: Data) -> Tensor | None:

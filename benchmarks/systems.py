@@ -231,6 +231,8 @@ def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Modu
     num_features, num_classes = data.num_features, int(data.y.max()) + 1
     if base in ('idgl', 'idgl-anch'):
         cls = IDGL if base == 'idgl' else IDGLAnch
+        if base == 'idgl-anch':  # as in the paper, unless settings say otherwise
+            kwargs.setdefault('scale_regularizer', False)
         # The graph is the same at each step, so its normalisation is made once.
         return cls(num_features, out_channels=num_classes, cached=True, **kwargs)
     if base == 'hgcn':

@@ -42,6 +42,7 @@ model = IDGLAnch(
     iter_dropout=0.0,
     num_anchors=args.anchors,
     anchor_sampling='resample',  # New anchors each time, in testing as well.
+    scale_regularizer=False,
     heads=6,
     epsilon=0.1,
     initial_weight=0.7,

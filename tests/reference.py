@@ -83,6 +83,7 @@ def idgl_reference(
     anchors: Tensor | None = None,
     fixed_iters: bool = False,
     recover: bool = True,
+    scaled: bool = False,
     graph_x: Tensor | None = None,
 ) -> ReferenceRun:
     r"""IDGL and, with anchors, IDGL-Anch.
@@ -100,6 +101,7 @@ def idgl_reference(
         fixed_iters: Refine T times whatever delta says.
         recover: With anchors, form the graph of Eq. 5; otherwise pass messages through
             the anchors (Eq. 9).
+        scaled: With anchors, regularise the graph of the anchors times s / n.
         graph_x: What the first graph is learned from and smoothness is of, if not x.
     """
     run = ReferenceRun()
@@ -124,6 +126,8 @@ def idgl_reference(
         if anchors is None:
             return regularizer(a, features, alpha, beta, gamma)
         b_hat = a.t() @ (inverse(a.sum(1)).unsqueeze(1) * a)
+        if scaled:
+            b_hat = a.size(1) / max(a.size(0), 1) * b_hat
         return regularizer(b_hat, features[anchors], alpha, beta, gamma)
 
     def step(v: Tensor, w: Tensor) -> Tensor:

@@ -3,7 +3,8 @@ import inspect
 import pytest
 import torch
 from common import CONFIGS, DATASETS, read_yaml
-from systems import ABLATIONS, FIT, SUPPORTED, System, load_settings, run
+from systems import ABLATIONS, FIT, SUPPORTED, System, load_settings, make_model, run
+from torch_geometric.data import Data
 
 from torch_geometric_idgl import IDGL, IDGLAnch
 from torch_geometric_idgl.training import fit
@@ -91,6 +92,16 @@ def test_settings_of_the_paper(base, dataset):
     assert tuple(settings.get(name) for name in COLUMNS[: len(expected)]) == expected
     for name in ('lr', 'weight_decay', 'tol'):
         assert isinstance(settings[name], float)  # YAML reads 1e-3 as text
+
+
+def test_regulariser_of_anchors_is_the_papers_unless_set():
+    data = Data(x=torch.rand(4, 6), y=torch.tensor([0, 1, 2, 0]))
+    for name in ('idgl-anch', 'idgl-anch-tuned', 'idgl-anch-noil'):
+        settings = load_settings(System.parse(name), 'pubmed')
+        assert 'scale_regularizer' not in settings  # nor in results on disk
+        assert not make_model('idgl-anch', settings, data).scale_regularizer
+        settings['scale_regularizer'] = True
+        assert make_model('idgl-anch', settings, data).scale_regularizer
 
 
 @pytest.mark.parametrize('base', ['idgl', 'idgl-anch'])

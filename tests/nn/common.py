@@ -127,5 +127,6 @@ def reference_of(model, x, initial, anchors=None, graph_x=None) -> ReferenceRun:
         T=model.max_iters,
         anchors=anchors,
         fixed_iters=model.tol is None,
+        scaled=getattr(model, 'scale_regularizer', False),
         graph_x=graph_x,
     )

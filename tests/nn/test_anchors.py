@@ -71,7 +71,7 @@ def test_number_of_anchors():
         ({'anchor_ratio': 0.5}, 10),
         ({'anchor_ratio': 0.01}, 1),
         ({'anchor_ratio': 1.0}, 20),
-        ({}, 20),  # 1,000 by default
+        ({}, 20),  # 300 by default
     ]:
         model = IDGLAnch(6, 8, 2, 3, **options)
         _, trace = model(x, edge_index, return_trace=True)
@@ -90,6 +90,24 @@ def test_anchor_index():
     assert_close(model(x, edge_index, anchor_index=index.flip(0)), out, 1e-9)
 
 
+def test_scaled_regulariser():
+    """It changes the regulariser alone, and with all nodes as anchors not even that."""
+    x, edge_index = make_graph(20, dtype=torch.float64)
+    options = {'smoothness': 0.3, 'connectivity': 0.2, 'sparsity': 0.4}
+
+    def traces(index):
+        for scaled in (True, False):
+            model = make_model(IDGLAnch, scale_regularizer=scaled, **options).double()
+            yield model(x, edge_index, anchor_index=index, return_trace=True)[1]
+
+    scaled, plain = traces(torch.tensor([2, 3, 7, 11, 19]))
+    assert torch.equal(scaled.out, plain.out)
+    assert 3.0 * scaled.reg < plain.reg
+    scaled, plain = traces(torch.arange(20))
+    for reg, other in zip(scaled.regs, plain.regs, strict=True):
+        assert_close(reg, other, 1e-9)
+
+
 def test_all_nodes_as_anchors_of_a_batch():
     graphs = [
         Data(x=x, edge_index=e) for x, e in (make_graph(5), make_graph(4, seed=1))
@@ -100,12 +118,13 @@ def test_all_nodes_as_anchors_of_a_batch():
     assert_close(out, single, 1e-4)
 
 
-def test_defaults_of_the_paper():
+def test_defaults():
+    """Those of the paper for Cora, but for fewer anchors and their regulariser."""
     model, anchored = IDGL(6, 8, 2), IDGLAnch(6, 8, 2)
     assert isinstance(anchored, IDGL)
     assert (model.tol, model.sparsity) == (4e-5, 0.0)
     assert (anchored.tol, anchored.sparsity) == (8.5e-5, 0.1)
-    assert anchored.num_anchors == 1000
+    assert anchored.num_anchors == 300 and anchored.scale_regularizer
     for m in (model, anchored):
         assert (m.initial_weight, m.update_weight, m.max_iters) == (0.8, 0.1, 10)
         assert (m.smoothness, m.connectivity, m.k) == (0.2, 0.0, 20)

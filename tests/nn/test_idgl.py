@@ -13,6 +13,8 @@ from tests.nn.common import (
     MODELS,
     assert_close,
     cross_entropy,
+    gradients,
+    joint_loss,
     labels,
     make_graph,
     make_model,
@@ -270,10 +272,53 @@ def test_compile(cls, backend, compiler):
 @pytest.mark.parametrize('cls', [IDGL, IDGLAnch])
 def test_autocast_changes_nothing(cls):
     torch.manual_seed(0)
-    model = cls(8, 16, 2, 3).eval()
+    model = cls(8, 16, 2, 3, connectivity=0.1, sparsity=0.1).eval()
     x, edge_index = torch.rand(10, 8), torch.tensor([[0, 1, 2], [1, 2, 3]])
     anchors = None if cls is IDGL else torch.arange(5)
-    expected = model(x, edge_index, anchor_index=anchors)
+    expected, trace = joint_loss(model, x, edge_index, anchor_index=anchors)
     with torch.autocast('cpu', dtype=torch.bfloat16):
         out = model(x, edge_index, anchor_index=anchors)
-    assert torch.equal(out, expected)
+        loss, _ = joint_loss(model, x, edge_index, anchor_index=anchors)
+    assert torch.equal(out, trace.out)
+    assert torch.equal(loss, expected) and loss.dtype == torch.float
+    parameters = list(model.parameters())
+    for grad, other in zip(
+        torch.autograd.grad(loss, parameters),
+        torch.autograd.grad(expected, parameters),
+        strict=True,
+    ):
+        assert torch.equal(grad, other)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_autocast_of_layers_around_a_model(cls):
+    """These are in bfloat16; losses and directions of gradients stay close."""
+    torch.manual_seed(0)
+    x, edge_index = make_graph(60, 12)
+    encoder, head = torch.nn.Linear(12, 16), torch.nn.Linear(16, 3)
+    options = {'tol': None, 'max_iters': 3, 'connectivity': 0.1, 'sparsity': 0.1}
+    model = make_model(cls, 16, 16, 2, 16, **options)
+    modules = torch.nn.ModuleList([encoder, model, head])
+
+    def run(mixed):
+        modules.zero_grad()
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=mixed):
+            h = encoder(x).relu()
+            out, trace = model(h, edge_index, return_trace=True)
+            fn = cross_entropy(labels(60))
+            loss = trace.loss(lambda out: fn(head(out)))
+            around = {h.dtype, head(out).dtype}
+        assert around == {torch.bfloat16 if mixed else torch.float}
+        assert loss.dtype == trace.reg.dtype == torch.float
+        loss.backward()
+        return loss.detach(), trace.reg.detach(), gradients(modules)
+
+    loss, reg, grads = run(False)
+    mixed_loss, mixed_reg, mixed_grads = run(True)
+    assert not torch.equal(mixed_loss, loss)
+    assert_close(mixed_loss, loss, 0.01)
+    assert_close(mixed_reg, reg, 0.01)
+    for name, grad in grads.items():
+        other = mixed_grads[name]
+        assert other.dtype == torch.float
+        assert F.cosine_similarity(other.flatten(), grad.flatten(), dim=0) > 0.99, name

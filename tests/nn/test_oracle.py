@@ -55,7 +55,8 @@ class Oracle:
 
     def model(self, backend='auto', tol=None):
         hyper = self.hyper
-        model = (IDGL if self.anchors is None else IDGLAnch)(
+        anchored = self.anchors is not None
+        model = (IDGLAnch if anchored else IDGL)(
             self.x.size(1),
             self.W1.size(1),
             2,
@@ -71,6 +72,7 @@ class Oracle:
             sparsity=hyper['gamma'],
             normalize=False,
             backend=backend,
+            **({'scale_regularizer': False} if anchored else {}),
         )
         set_weights(model, *self.weights)
         return model.eval()

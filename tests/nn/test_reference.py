@@ -42,6 +42,7 @@ def problems(draw):
         'seed': draw(st.integers(0, 1000)),
         'graph': {'n': n, 'd': d, 'negative': negative},
         'anchors': torch.tensor(draw(sampling)),
+        'scaled': draw(st.booleans()),
         'options': {
             'heads': draw(st.integers(1, 3)),
             'epsilon': epsilon,
@@ -62,9 +63,10 @@ def compare(cls, problem, dtype, tol):
         **problem['graph'], seed=problem['seed'] + 1, dtype=torch.float64
     )
     x = x.to(dtype)
-    model = make_model(
-        cls, *problem['shape'], seed=problem['seed'], **problem['options']
-    )
+    options = dict(problem['options'])
+    if cls is IDGLAnch:
+        options['scale_regularizer'] = problem['scaled']
+    model = make_model(cls, *problem['shape'], seed=problem['seed'], **options)
     model = model.to(dtype).eval()
     anchors = problem['anchors'] if cls is IDGLAnch else None
     y = labels(x.size(0))

@@ -721,6 +721,17 @@ def test_batch_is_its_graphs_one_by_one(make, kind):
     assert trace.num_iters.tolist() == counts and len(set(counts)) > 1
 
 
+def test_regulariser_of_anchors():
+    x, edge_index = make_graph(N)
+    net, kind = Net(), {'sparsity': 1.0, 'smoothness': 0.0, **KINDS[1]}
+    regs = []
+    for options in ({}, {'scale_regularizer': False}):
+        torch.manual_seed(0)
+        model = to_idgl(net, 6, max_iters=0, **kind, **options)
+        regs.append(model(x, edge_index, return_trace=True)[1].reg)
+    assert_close((N / 4) ** 2 * regs[0], regs[1])
+
+
 def test_anchors_by_ratio():
     model = wrap(Net(), anchor_ratio=0.5)
     assert isinstance(model, IDGLAnch) and model.anchor_ratio == 0.5

@@ -72,7 +72,8 @@ def test_fit_resumes(make, last, tmp_path):
     assert list(path.parent.iterdir()) == []
 
 
-def test_checkpoint_is_replaced_at_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize('make', [make_gcn, make_idgl, make_anch])
+def test_checkpoint_is_replaced_at_once(make, tmp_path, monkeypatch):
     path = tmp_path / 'run.pt'
     save = torch.save
 
@@ -85,11 +86,11 @@ def test_checkpoint_is_replaced_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, 'save', half)
     kwargs = {'max_epochs': 3, 'checkpoint': path, 'checkpoint_every': 1, **QUIET}
     with pytest.raises(Stopped):
-        fit(make_gcn(), make_data(), **kwargs)
+        fit(make(), make_data(), **kwargs)
     assert [file.name for file in tmp_path.iterdir()] == ['run.pt']
     monkeypatch.undo()
     assert torch.load(path, weights_only=True)['progress']['epoch'] == 1
-    assert fit(make_gcn(), make_data(), **kwargs).epochs == 3
+    assert fit(make(), make_data(), **kwargs).epochs == 3
 
 
 @pytest.mark.skipif(not hasattr(signal, 'SIGKILL'), reason='needs SIGKILL')

@@ -319,7 +319,11 @@ class Constant(torch.nn.Module):
 @pytest.mark.parametrize(
     ('make', 'match'),
     [
-        (make_anch, "'IDGLAnch' have collapsed.* more anchors .* 'smoothness' .*'lr'"),
+        (
+            lambda: make_anch(scale_regularizer=False),
+            "help: 'scale_regularizer=True', more anchors .* 'smoothness' .*'lr'",
+        ),
+        (make_anch, "'IDGLAnch' have collapsed.* help: a smaller 'smoothness' .*'lr'"),
         (make_idgl, "'IDGL' have collapsed.* help: a smaller 'smoothness' .*'lr'"),
         (
             Constant,

@@ -34,7 +34,7 @@ class AnchorGraph(GraphOperator):
 
     with :math:`\Delta_{ii} = \sum_k R_{ik}` and :math:`\Lambda_{kk} = \sum_i R_{ik}`.
     Message passing never forms :math:`\mathbf{A}`. Norm, degrees and smoothness are
-    those of :math:`\widehat{\mathbf{B}}`, which the paper regularises.
+    those of :math:`\widehat{\mathbf{B}}`, which is regularised.
 
     Args:
         affinity (Affinity): :math:`\mathbf{R}`, in any form.

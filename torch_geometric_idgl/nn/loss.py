@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graphs import AnchorGraph, NodeGraph
+from ..ops.batch import Nodes
 from ..ops.numeric import reads_are_free, safe_log
 
 __all__ = ['Stopping', 'graph_loss']
@@ -19,6 +20,7 @@ def graph_loss(
     smoothness: float,
     connectivity: float,
     sparsity: float,
+    scaled: bool = False,
 ) -> Tensor:
     r"""The regulariser of every graph of a batch, of shape :obj:`[B]`:
 
@@ -30,8 +32,8 @@ def graph_loss(
         \|\mathbf{x}_i - \mathbf{x}_j\|^2
 
     on :math:`\mathbf{A}` against :math:`\mathbf{X}` for IDGL, and on
-    :math:`\widehat{\mathbf{B}}` against :math:`\mathbf{X}_U` (with :math:`s` for
-    :math:`n`) for IDGL-Anch.
+    :math:`\widehat{\mathbf{B}}` or :math:`\frac{s}{n} \widehat{\mathbf{B}}` against
+    :math:`\mathbf{X}_U` (with :math:`s` for :math:`n`) for IDGL-Anch.
 
     Args:
         graph (NodeGraph or AnchorGraph): The learned graph, with the answers that the
@@ -39,19 +41,33 @@ def graph_loss(
         smoothness (float): The weight :math:`\alpha` of the Dirichlet energy.
         connectivity (float): The weight :math:`\beta` of the log barrier on degrees.
         sparsity (float): The weight :math:`\gamma` of the squared norm.
+        scaled (bool, optional): Whether the graph of the anchors is multiplied by
+            :math:`s / n`. (default: :obj:`False`)
     """
-    nodes = graph.affinity.cols
-    n: Any = max(nodes.num_rows, 1)
-    if nodes.num_graphs > 1:
-        n = nodes.count.to(graph.dtype)
-    total = torch.zeros(nodes.num_graphs, dtype=graph.dtype, device=nodes.device)
+    anchors = graph.affinity.cols  # or all nodes
+    s = _sizes(anchors, graph.dtype)
+    n = _sizes(graph.affinity.rows, graph.dtype) if scaled else s
+    total = torch.zeros(anchors.num_graphs, dtype=graph.dtype, device=anchors.device)
     if smoothness > 0:
-        total = total + graph.energy * (smoothness / n**2)
+        total = total + graph.energy * (smoothness / (s * n))
     if connectivity > 0:
-        total = total - nodes.sum(safe_log(graph.degree)) * (connectivity / n)
+        degree = graph.degree
+        if scaled:
+            scale = s / n
+            degree = degree * (
+                scale if anchors.num_graphs == 1 else scale[anchors.batch]
+            )
+        total = total - anchors.sum(safe_log(degree)) * (connectivity / s)
     if sparsity > 0:
         total = total + graph.sq_norm * (sparsity / n**2)
     return total
+
+
+def _sizes(nodes: Nodes, dtype: torch.dtype) -> Any:
+    """The number of nodes, at least one: of one graph, or of each of several."""
+    if nodes.num_graphs == 1:
+        return max(nodes.num_rows, 1)
+    return nodes.count.to(dtype)
 
 
 class Stopping:
