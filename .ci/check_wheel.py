@@ -11,7 +11,15 @@ import torch
 import torch_geometric_idgl
 from torch_geometric_idgl import IDGL, IDGLAnch
 
-OPTIONAL = ['matplotlib', 'ogb', 'pandas', 'sklearn', 'torch_scatter', 'torch_sparse']
+OPTIONAL = [
+    'faiss',
+    'matplotlib',
+    'ogb',
+    'pandas',
+    'sklearn',
+    'torch_scatter',
+    'torch_sparse',
+]
 
 
 def main() -> None:
