@@ -308,7 +308,9 @@ class IDGL(Module):
             edge_attr (torch.Tensor, optional): Ignored, as by
                 :class:`torch_geometric.nn.GCN`. (default: :obj:`None`)
             batch (torch.Tensor, optional): The graph of each node. Graphs never mix,
-                and each stops by itself. (default: :obj:`None`)
+                and each stops by itself. Graphs of more than 128 nodes are refined one
+                after another; smaller ones together, until the last of them has
+                stopped. (default: :obj:`None`)
             batch_size (int, optional): The number of graphs. (default: :obj:`None`)
             graph_x (torch.Tensor, optional): The features that graphs are learned from,
                 for a model with :obj:`graph_channels`. (default: :obj:`None`)
