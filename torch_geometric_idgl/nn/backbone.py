@@ -302,7 +302,7 @@ class Draft(NamedTuple):
     mixtures share.
     """
 
-    last: Any  # what enters the last map
+    projected: Any  # the part of the last layer that does not depend on the graph
     message: Tensor
     product: Tensor  # of the refined graph with the message, weighted
 
@@ -408,7 +408,8 @@ class Backbone(Module):
     def embed(
         self, projected: Any, graph: GraphOperator, nodes: Nodes, p: float
     ) -> tuple[Tensor, Any]:
-        r"""The embeddings :math:`\mathbf{Z}` on a graph, and what enters the last map.
+        r"""The embeddings :math:`\mathbf{Z}` on a graph, and what enters the last map
+        (with a single layer, what :meth:`project` gave).
 
         Args:
             projected: What :meth:`project` gave.
@@ -430,7 +431,7 @@ class Backbone(Module):
             z = self._activate(z, i, nodes, p)
             embeddings.append(z)
         z = z if self.jk is None else self.jk(embeddings)
-        return z, z if self.lin is not None else self.convs[-1].project(z)  # type: ignore
+        return z, z
 
     def _activate(self, x: Tensor, i: int, nodes: Nodes, p: float) -> Tensor:
         if self.act is not None and self.act_first:
@@ -449,7 +450,8 @@ class Backbone(Module):
         """The outputs on a graph, from what enters the last map."""
         if self.lin is not None:
             return self.lin(last)
-        return self.convs[-1].propagate(last, graph)  # type: ignore[operator]
+        conv: Any = self.convs[-1]
+        return conv.propagate(conv.project(last) if self.norms else last, graph)
 
     def draft(
         self, last: Any, mixed: GraphOperator, graph: GraphOperator, weight: float
@@ -460,8 +462,9 @@ class Backbone(Module):
         conv: Any = self.convs[-1]
         if self.lin is not None or not self.multiplies_once:
             return self.predict(last, mixed)
-        message = conv.message(last)
-        return Draft(last, message, graph.weighted_matmul(message, weight))
+        projected = conv.project(last) if self.norms else last
+        message = conv.message(projected)
+        return Draft(projected, message, graph.weighted_matmul(message, weight))
 
     def finish(
         self, drafts: list[Draft | Tensor], constant: GraphOperator
@@ -478,6 +481,6 @@ class Backbone(Module):
         conv: Any = self.convs[-1]
         shared = constant.matmul(torch.cat(messages, dim=1))
         parts = shared.split(messages[0].size(1), dim=1)
-        for (last, _, product), part in zip(drafts, parts, strict=True):
-            outs.append(conv.finish(product + part, last))
+        for (projected, _, product), part in zip(drafts, parts, strict=True):
+            outs.append(conv.finish(product + part, projected))
         return outs
