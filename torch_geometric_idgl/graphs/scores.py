@@ -229,8 +229,8 @@ class InnerScores(Scores):
 
 class RepeatedScores(InnerScores):
     r"""Inner products of vectors many of which are equal, as those of the words of a
-    document are: different ones are multiplied once. That makes a step on documents
-    1.2 times as fast.
+    document are: different ones are multiplied once. A step on documents takes 1.15
+    times as long without.
 
     Args:
         u (torch.Tensor): The different vectors.

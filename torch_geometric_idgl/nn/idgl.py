@@ -138,7 +138,8 @@ class IDGL(Module):
             (default: :obj:`0.`)
         graph_dropout (float, optional): Dropout on the mixed first graph, after
             normalising: on every entry of the initial graph, and on the sending nodes
-            (columns) of the first learned graph. Each row is dropped exactly as if its
+            (columns) of the first learned graph; of an initial kNN graph that is
+            complete, on the sending nodes too. Each row is dropped exactly as if its
             entries were dropped one by one (as the paper's code does); only that rows
             share the mask makes it possible without an :math:`n \times n` matrix.
             (default: :obj:`0.`)
