@@ -123,7 +123,9 @@ def check_features(
     if x.layout != torch.strided:
         value = (x.coalesce() if x.layout == torch.sparse_coo else x).values()
     value = value.detach()
-    largest = float(value.abs().max()) if value.numel() else 0.0  # NaN, if there is one
+    largest = 0.0  # NaN, if there is one
+    if value.numel():
+        largest = float(torch.stack(value.aminmax()).abs().max())
     if not math.isfinite(largest):
         bad = int((~torch.isfinite(value)).sum())
         raise ValueError(

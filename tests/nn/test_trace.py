@@ -1,4 +1,4 @@
-"""The trace of a graph-level task."""
+"""What a trace offers: read-outs of graph-level tasks, smoothed predictions."""
 
 import pytest
 import torch
@@ -123,3 +123,60 @@ def test_readout_with_empty_graphs():
         trace.readout(lambda h: global_max_pool(h, batch))
     with pytest.raises(ValueError, match=r'each of the 3 graphs .got shape \[6, 3\]'):
         trace.readout(lambda h: h)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_graphs_of_all_iterations(cls):
+    parts, graphs = make_parts(cls), make_graphs()
+    batch = Batch.from_data_list(graphs)
+    _, trace = parts['idgl'](batch, return_trace=True)
+    assert len(trace.graphs) == 1 + int(trace.num_iters.max()) == len(trace.outs)
+    assert_close(trace.graphs[0].to_dense(), trace.first.to_dense())
+    assert_close(trace.graphs[-1].to_dense(), trace.learned.to_dense())
+    for t, graph in enumerate(trace.graphs):
+        _, until = parts['idgl'](batch, return_trace=True, max_iters=t)
+        assert_close(graph.to_dense(), until.learned.to_dense())
+
+
+def smoothed(a, probs, alpha, steps):
+    """The sum that the iteration is, from powers of a matrix."""
+    powers = [probs]
+    for _ in range(steps):
+        powers.append(alpha * a @ powers[-1])
+    return powers[-1] + (1 - alpha) * sum(powers[:-1])
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_smooth(cls):
+    x, edge_index = make_graph(12, dtype=torch.float64)
+    model = make_model(cls, **OPTIONS).double().eval()
+    out, trace = model(x, edge_index, return_trace=True)
+    probs, a = out.softmax(-1).detach(), trace.mixed.to_dense().detach()
+    assert_close(trace.smooth(0.7, 3), smoothed(a, probs, 0.7, 3), 1e-9)
+    assert not trace.smooth(0.7, 3).requires_grad
+    assert trace.smooth(0.7, 0).equal(probs)
+    assert_close(trace.smooth(0.0, 4), probs, 1e-9)
+    onehot = torch.eye(3, dtype=torch.float64)[probs.argmax(-1)]
+    assert_close(trace.smooth(1.0, 2, onehot), a @ a @ onehot, 1e-9)
+
+
+@pytest.mark.parametrize('cls', MODELS)
+def test_smooth_of_a_batch_is_one_by_one(cls):
+    model, graphs = make_parts(cls)['idgl'], make_graphs()
+    _, trace = model(Batch.from_data_list(graphs), return_trace=True)
+    own = [model(data, return_trace=True)[1].smooth(0.9, 4) for data in graphs]
+    assert trace.num_iters.unique().numel() > 1
+    assert_close(trace.smooth(0.9, 4), torch.cat(own), 1e-9)
+
+
+def test_smooth_errors():
+    parts, graphs = make_parts(MODELS[0]), make_graphs()
+    trace, of_graphs = graph_trace(parts, Batch.from_data_list(graphs))
+    with pytest.raises(ValueError, match=r"'alpha' to be in \[0, 1\] \(got 1.5\)"):
+        trace.smooth(1.5)
+    with pytest.raises(ValueError, match=r"'steps' to be at least 0 \(got -1\)"):
+        trace.smooth(0.5, -1)
+    with pytest.raises(ValueError, match=r"'probs' to be of shape .152, num_cl.*3"):
+        trace.smooth(probs=torch.zeros(3))
+    with pytest.raises(ValueError, match="got that of 'readout'"):
+        of_graphs.smooth()

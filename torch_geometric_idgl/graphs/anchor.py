@@ -3,6 +3,7 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.features import Features
-from ..ops.numeric import dropout, safe_reciprocal, symmetric_product
+from ..ops.numeric import (
+    block_entries,
+    dropout,
+    safe_reciprocal,
+    symmetric_product,
+)
+from ..ops.sparse import SparseMatrix
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
 from .feature import FeatureGraph
@@ -91,7 +98,7 @@ class AnchorGraph(GraphOperator):
         self.mask: Tensor | None = None
         self.affinity = found.graph
         width = message.size(1) - 1
-        sent, degree = found.t_product.split((width, 1), dim=1)  # type: ignore
+        sent, degree = self.rows.total(found.t_product).split((width, 1), dim=1)  # type: ignore
         self.degree = degree.squeeze(1)
         self.anchor_scale = safe_reciprocal(degree)
         node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
@@ -112,6 +119,8 @@ class AnchorGraph(GraphOperator):
                 if found.lacks_norm:
                     gap = found.sq_dist + previous.affinity.sq_norm()  # type: ignore
                     self.sq_dist = gap.clamp(min=0.0)
+                both = torch.stack([self.sq_dist, self.own_norm])
+                self.sq_dist, self.own_norm = self.rows.total(both)
         self.matrix = None
         if isinstance(affinity, FeatureGraph) and (norm or features is not None):
             self.matrix = affinity.to_matrix()
@@ -126,7 +135,7 @@ class AnchorGraph(GraphOperator):
         r"""From nodes to anchors, :math:`\mathbf{\Lambda}^{-1} \mathbf{R}^{\top}
         \mathbf{F}`.
         """
-        return self.anchor_scale * self.affinity.t_matmul(x)
+        return self.anchor_scale * self.rows.total(self.affinity.t_matmul(x))
 
     def to_nodes(self, x: Tensor) -> Tensor:
         r"""From anchors to nodes, :math:`\mathbf{\Delta}^{-1} \mathbf{R}
@@ -139,7 +148,8 @@ class AnchorGraph(GraphOperator):
     def dropout(self, p: float, message: Tensor | None) -> AnchorGraph:
         """The same graph with some of the anchors dropped, after normalising."""
         dropped = copy.copy(self)
-        dropped.mask = dropout(torch.ones_like(self.anchor_scale), p)
+        mask = dropout(torch.ones_like(self.anchor_scale), p)
+        dropped.mask = self.rows.same(mask)
         return dropped.multiplied(message)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -159,7 +169,7 @@ class AnchorGraph(GraphOperator):
         if isinstance(affinity, LowRankGraph):
             v = affinity.cols.pad(affinity.v)
             return v @ _middle(affinity, self.node_scale) @ v.transpose(1, 2)
-        return _anchor_graph(affinity, self.node_scale)
+        return self.rows.total(_anchor_graph(affinity, self.node_scale))
 
 
 def _regularized(
@@ -183,7 +193,7 @@ def _regularized(
         return sq_norm, inner
     fewer = features is not None and affinity.cols.max_size <= features.num_features
     if norm or (fewer and not features.requires_grad):  # type: ignore[union-attr]
-        anchor_graph = _anchor_graph(affinity, node_scale)
+        anchor_graph = affinity.rows.total(_anchor_graph(affinity, node_scale))
         if norm:
             sq_norm = anchor_graph.square().sum((1, 2))
         if features is not None:
@@ -191,12 +201,14 @@ def _regularized(
     else:
         # <B, X X^T> = |Delta^-1/2 R X|^2
         smooth = affinity.matmul(features.to_dense())  # type: ignore[union-attr]
-        inner = affinity.rows.sum(node_scale[:, 0] * smooth.square().sum(1))
+        energy = affinity.rows.sum(node_scale[:, 0] * smooth.square().sum(1))
+        inner = affinity.rows.total(energy)
     return sq_norm, inner
 
 
 def _middle(affinity: LowRankGraph, node_scale: Tensor) -> Tensor:
-    return project(affinity.u, node_scale * affinity.u, affinity.rows)
+    rows = affinity.rows
+    return rows.total(project(affinity.u, node_scale * affinity.u, rows))
 
 
 def _anchor_graph(affinity: Affinity, node_scale: Tensor) -> Tensor:
@@ -245,19 +257,34 @@ class _DenseAnchorGraph(torch.autograd.Function):
 
 
 class _SparseAnchorGraph(torch.autograd.Function):
-    """The same of a sparse matrix, one product with it forwards and one backwards."""
+    """The same of a sparse matrix, with a few dense rows of it at a time."""
 
     @staticmethod
     def forward(ctx, matrix, value, scale):
         ctx.matrix = matrix
         ctx.save_for_backward(value, scale)
-        return matrix.scaled_t_matmul(scale[:, 0], matrix.to_dense())
+        found = value.new_zeros(matrix.size(1), matrix.size(1))
+        for start, block in _row_blocks(matrix):
+            own = scale[start : start + block.size(0), 0]
+            found += block.scaled_t_matmul(own, block.to_dense())
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         value, scale = ctx.saved_tensors
-        row, col = ctx.matrix.pattern.row, ctx.matrix.pattern.col
-        product = ctx.matrix.matmul(grad + grad.t())[row, col]
+        row, both, found = ctx.matrix.pattern.row, grad + grad.t(), []
+        for _, block in _row_blocks(ctx.matrix):
+            place = (block.pattern.row, block.pattern.col)
+            found.append(block.matmul(both)[place])
+        product = torch.cat([value[:0], *found])
         grad_scale = torch.zeros_like(scale[:, 0]).index_add_(0, row, product * value)
         return None, product * scale[row, 0], 0.5 * grad_scale.unsqueeze(1)
+
+
+def _row_blocks(matrix: SparseMatrix) -> Iterator[tuple[int, SparseMatrix]]:
+    """Neighbouring rows whose dense form is small, each with its first row's number."""
+    height, width = matrix.shape
+    step = max(1, block_entries(matrix.device) // max(1, width))
+    for start in range(0, height, step):
+        yield start, matrix.row_range(start, min(start + step, height))

@@ -136,6 +136,11 @@ class GraphOperator(ABC):
 
     def column_blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Blocks of columns, made by products with parts of the identity."""
+        if self.cols.whole is not self.cols:
+            raise ValueError(
+                'Expected a graph whose nodes are all in this process to export it '
+                '(got one of several processes)'
+            )
         total, device = self.cols.num_rows, self.cols.device
         for start in range(0, max(total, 1), _COLUMN_BLOCK):
             stop = min(start + _COLUMN_BLOCK, total)

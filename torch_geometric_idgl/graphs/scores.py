@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from ..ops.numeric import are_largest, block_entries, safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 
 __all__ = [
+    'BlockScores',
     'InnerScores',
     'PairScores',
     'RepeatedScores',
@@ -112,6 +113,7 @@ class Scores(ABC):
     """
 
     makes_new: bool = True  # similarities, so that they may be changed in place
+    tile_rows: int | None = None  # the number of rows of a tile, if it is given
 
     def __init__(
         self,
@@ -337,6 +339,44 @@ class PairScores(Scores):
         parameters = dict(zip(self.names, leaves[self.num_embeddings :], strict=True))
         with _no_random_numbers('metric', u.device):
             return functional_call(self.pair, parameters, (u[mine], v[others]))
+
+
+class BlockScores(Scores):
+    """Similarities of nodes and anchors, without gradient. Nodes are embedded tile by
+    tile, so that nothing is as large as all their embeddings.
+
+    Args:
+        metric (torch.nn.Module): The metric.
+        x (torch.Tensor or RowBlocks): What it compares.
+        index (torch.Tensor): The anchors.
+        rows (Nodes): The nodes of the rows.
+        cols (Nodes): The anchors of each graph.
+        tile_rows (int): The number of nodes of a tile.
+        options: Threshold and largest entries, as of :class:`Scores`.
+    """
+
+    makes_new = False
+
+    def __init__(
+        self,
+        metric: Any,
+        x: Any,
+        index: Tensor,
+        rows: Nodes,
+        cols: Nodes,
+        tile_rows: int,
+        *options,
+    ) -> None:
+        super().__init__(rows, cols, (metric.embed(x[index]),), False, *options)
+        self.metric = metric
+        self.x = x
+        self.tile_rows = tile_rows
+
+    def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
+        mine, others = self.slices(tile)
+        u, v = self.metric.embed(self.x[mine]), leaves[0][others]
+        with _no_random_numbers('metric', u.device):
+            return self.metric.pair(u, v)
 
 
 class _Pair(Module):

@@ -192,7 +192,11 @@ class _Entries:
         block = block_entries(scores.rows.device)
         self.keep = keep
         self.keep_briefly = keep or entries <= 16 * block
-        if scores.top_k is not None:  # as everywhere, that all keep the same entries
+        if scores.tile_rows is not None:
+            self.keep_briefly = keep
+            size = scores.tile_rows * scores.cols.max_size
+            self.tiles = list(tiles(scores.rows, scores.cols, size))
+        elif scores.top_k is not None:  # as everywhere, that all keep the same entries
             self.tiles = list(tiles(scores.rows, scores.cols))
         elif self.halved:
             size = 2 * block if self.keep_briefly else block // 2

@@ -23,7 +23,7 @@ from ..graphs import (
     TiledGraph,
     WeightedScores,
 )
-from ..graphs.scores import Tile
+from ..graphs.scores import BlockScores, Tile
 from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import different_rows, reads_are_free
@@ -121,6 +121,7 @@ class GraphLearner(Module):
         anchors: Tensor | Anchors | None = None,
         nonnegative: bool | None = None,
         backend: str | None = None,
+        block_size: int | None = None,
     ) -> Affinity:
         """Learn a graph.
 
@@ -133,9 +134,15 @@ class GraphLearner(Module):
             nonnegative (bool, optional): Whether :obj:`x` is known to have no negative
                 entry; measured if not given. (default: :obj:`None`)
             backend (str, optional): Overrides the learner's. (default: :obj:`None`)
+            block_size (int, optional): Embed so many nodes at a time, in every product
+                anew, and compare them with the anchors: without gradient, in the least
+                memory. (default: :obj:`None`)
         """
+        if block_size is not None:
+            return self._in_blocks(x, nodes, anchors, block_size)
         if isinstance(x, Features):
-            nodes, nonnegative = x.nodes, x.range[0] >= 0
+            nodes = x.nodes
+            nonnegative = bool(nodes.agreed(x.range[0] >= 0))
         else:
             if x.dim() != 2 or x.size(1) != self.in_channels:
                 raise ValueError(
@@ -146,7 +153,8 @@ class GraphLearner(Module):
                 x = x.to(floating_dtype(self, x.dtype))
             nodes = nodes or Nodes((x.size(0),), x.device)
             if nonnegative is None:
-                nonnegative = x.numel() == 0 or bool(x.detach().min() >= 0)
+                measured = x.numel() == 0 or bool(x.detach().min() >= 0)
+                nonnegative = bool(nodes.agreed(measured))
         if isinstance(anchors, Tensor):
             anchors = given_anchors(nodes, anchors)
         # Graphs are compared by small differences: mixed precision would lose them.
@@ -159,7 +167,7 @@ class GraphLearner(Module):
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
             scores = self.scores(x, nodes, anchors)
-            small = nodes.num_rows * scores.cols.num_rows <= _SMALL**2
+            small = nodes.whole.num_rows * scores.cols.num_rows <= _SMALL**2
             dense = backend == 'dense' and (small or nodes.num_graphs > 1)
             # Parameters of replicas, which are none, are only known to autograd.
             if dense or (isinstance(scores, PairScores) and is_replica(self.metric)):
@@ -168,6 +176,14 @@ class GraphLearner(Module):
             if backend == 'sparse':
                 return SparseGraph.from_scores(scores)
             return TiledGraph(scores, keep=backend == 'dense')
+
+    def _in_blocks(self, x: Any, nodes: Any, anchors: Any, size: int) -> TiledGraph:
+        x = x.value if isinstance(x, Features) else x
+        options = (self.epsilon, self.top_k)
+        scores = BlockScores(
+            self.metric, x, anchors.index, nodes, anchors.nodes, size, *options
+        )
+        return TiledGraph(scores)
 
     def _low_rank(
         self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
@@ -183,7 +199,8 @@ class GraphLearner(Module):
         u = self.metric.embed(x)  # type: ignore[arg-type]
         if anchors is None:
             return LowRankGraph(u, None, nodes, nodes)
-        return LowRankGraph(u, u[anchors.index], nodes, anchors.nodes)
+        v = nodes.take(u, anchors.index)
+        return LowRankGraph(u, v, nodes, anchors.nodes)
 
     def scores(
         self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
@@ -207,7 +224,7 @@ class GraphLearner(Module):
                     return RepeatedScores(u, kind, col_kind, nodes, cols, *options)
             x = x.value  # type: ignore[assignment]
         u = self.metric.embed(x)  # type: ignore[arg-type]
-        v = None if index is None else u[index]
+        v = None if index is None else nodes.take(u, index)
         if self.metric.inner_product:
             return InnerScores(u, v, nodes, cols, *options)
         symmetric = self.metric.symmetric
@@ -219,6 +236,7 @@ class GraphLearner(Module):
             self.metric.inner_product
             and not (x.is_sparse or x.requires_grad)
             and x.nodes.num_graphs == 1
+            and x.nodes.whole is x.nodes
             and _FEW < x.nodes.num_rows < _LARGE_GRAPH
             and reads_are_free(x.device)
         )
@@ -231,6 +249,16 @@ class GraphLearner(Module):
         nonnegative: bool,
     ) -> str:
         """The operator that :obj:`"auto"` stands for."""
+        choice = self._best_backend(x, nodes, anchors, nonnegative)
+        return BACKENDS[nodes.agreed(BACKENDS.index(choice))]
+
+    def _best_backend(
+        self,
+        x: Tensor | Features,
+        nodes: Nodes,
+        anchors: Anchors | None,
+        nonnegative: bool,
+    ) -> str:
         exact = self.epsilon == 0.0 and self.top_k is None
         factored = self.metric.inner_product and self.metric.nonnegative(nonnegative)
         cols = nodes if anchors is None else anchors.nodes

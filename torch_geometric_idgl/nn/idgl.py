@@ -2,13 +2,15 @@ r"""IDGL and IDGL-Anch: Algorithm 1, written once for both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 
 from ..checks import (
@@ -22,7 +24,7 @@ from ..checks import (
 )
 from ..graphs import AnchorGraph, Mixture, NodeGraph
 from ..ops.batch import Nodes
-from ..ops.features import Features
+from ..ops.features import Features, RowBlocks
 from .backbone import Backbone, LayerLike, resolve_layer
 from .graph_learner import GraphLearner
 from .inputs import (
@@ -32,6 +34,8 @@ from .inputs import (
     Part,
     arrange,
     given_anchors,
+    initial_graph,
+    knn_initial_graph,
     prepare,
     sample_anchors,
 )
@@ -53,6 +57,7 @@ class _Asked(NamedTuple):
     # How many columns later products will have: with the first graph, with others.
     later_first: tuple[int, ...]
     later: tuple[int, ...]
+    block_size: int | None  # for so many nodes at a time, in inference
 
 
 class IDGL(Module):
@@ -162,6 +167,9 @@ class IDGL(Module):
             :obj:`"dense"`, :obj:`"low_rank"`, :obj:`"tiled"` or :obj:`"sparse"`. All
             give the same results; see
             :class:`~torch_geometric_idgl.nn.GraphLearner`. (default: :obj:`"auto"`)
+        checkpoint_iters (bool, optional): Whether refinements are computed once more
+            in backward instead of being kept: less memory for more time, with the same
+            results. (default: :obj:`False`)
     """
 
     # What learned graphs are: all pairs of nodes (Eq. 1, 3), regularised as they are.
@@ -203,6 +211,7 @@ class IDGL(Module):
         graph_channels: int | None = None,
         cached: bool = False,
         backend: str = 'auto',
+        checkpoint_iters: bool = False,
     ) -> None:
         super().__init__()
         for name, number in [
@@ -253,6 +262,7 @@ class IDGL(Module):
         self.normalize = normalize
         self.graph_channels = graph_channels
         self.cached = cached
+        self.checkpoint_iters = checkpoint_iters
 
         if not isinstance(backbone, Backbone):
             backbone = Backbone(
@@ -319,7 +329,8 @@ class IDGL(Module):
                 :obj:`0`, a phase of training without iteration.
                 (default: :obj:`None`)
             anchor_index (torch.Tensor, optional): The anchors to use, for
-                :class:`IDGLAnch`. (default: :obj:`None`)
+                :class:`IDGLAnch`; those of the data object if it holds some.
+                (default: :obj:`None`)
             return_trace (bool, optional): Whether to return a
                 :class:`~torch_geometric_idgl.nn.Trace` as well, which gives the joint
                 loss. (default: :obj:`False`)
@@ -335,6 +346,8 @@ class IDGL(Module):
                     "'batch' and 'graph_x' (got them as arguments besides)"
                 )
             graph_x = None if self.graph_channels is None else x.get('graph_x')
+            if anchor_index is None and self._graph_type is AnchorGraph:
+                anchor_index = x.get('anchor_index')
             x, edge_index, edge_weight, batch, batch_size = _unpacked(x)
         max_iters = self.max_iters if max_iters is None else max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
@@ -376,24 +389,25 @@ class IDGL(Module):
         if full:
             trace.regs.append(self._graph_loss(graph))  # Eq. 10, 11
             trace.outs.append(self.backbone.predict(last, mixed))
+            trace.add_graph(graph.affinity, self.training)
         stopping = None if self.tol is None else Stopping(graph, self.tol)
         active = torch.ones_like(trace.num_iters, dtype=torch.bool)
         vectors, backend = z, None
+        refine = self._recomputed if self.checkpoint_iters else self._refine
 
         for t in range(1, max_iters + 1):
             vectors = nodes.where(active, z, vectors)
             backend = backend or self._embedding_backend(vectors, asked)
             previous = graph if stopping and (full or t < max_iters) else None
-            graph = self._learn(
-                self.embedding_learner, vectors, asked, previous, backend
-            )
             weight = eta * (1.0 - lam)
-            mixed = Mixture((1.0, constant), (weight, graph))  # Eq. 3
-            z, last = self.backbone.embed(projected, mixed, nodes, self.iter_dropout)
+            graph, mixed, z, last, reg, draft = refine(
+                vectors, asked, previous, backend, constant, weight, projected, full
+            )
             trace.add(graph.affinity, mixed, active)
             if full:
-                trace.add_loss(self._graph_loss(graph), active)  # Eq. 10, 11
-                drafts.append(self.backbone.draft(last, mixed, graph, weight))
+                trace.add_loss(reg, active)
+                trace.add_graph(graph.affinity, self.training)
+                drafts.append(draft)
             if stopping and previous is not None:
                 trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
                 active, going_on = stopping.still_changing(graph, active)
@@ -405,6 +419,37 @@ class IDGL(Module):
         else:
             trace.outs.append(self.backbone.predict(last, mixed))
         return trace
+
+    def _refine(
+        self,
+        vectors: Tensor,
+        asked: _Asked,
+        previous: Any,
+        backend: str,
+        constant: Mixture,
+        weight: float,
+        projected: Any,
+        full: bool,
+    ) -> tuple[Any, ...]:
+        """One refinement: the graph of the embeddings, and the embeddings on it."""
+        graph = self._learn(self.embedding_learner, vectors, asked, previous, backend)
+        mixed = Mixture((1.0, constant), (weight, graph))  # Eq. 3
+        z, last = self.backbone.embed(projected, mixed, asked.nodes, self.iter_dropout)
+        if not full:
+            return graph, mixed, z, last, None, None
+        reg = self._graph_loss(graph)  # Eq. 10, 11
+        draft = self.backbone.draft(last, mixed, graph, weight)
+        return graph, mixed, z, last, reg, draft
+
+    def _recomputed(self, *arguments: Any) -> tuple[Any, ...]:
+        """A refinement that is not kept for backward, but computed once more."""
+
+        def contexts() -> tuple[Any, Any]:
+            return nullcontext(), _untracked(self.backbone)
+
+        return checkpoint(
+            self._refine, *arguments, use_reentrant=False, context_fn=contexts
+        )
 
     def _asked(
         self,
@@ -432,6 +477,7 @@ class IDGL(Module):
             full and self.sparsity > 0,
             first,
             self.backbone.later_channels(),
+            x.block_size,
         )
 
     def _learn(
@@ -443,9 +489,9 @@ class IDGL(Module):
         backend: str | None = None,
     ) -> Any:
         """A graph of the given vectors, and what is asked of it."""
-        nodes, anchors, message, features, norm, later_first, later = asked
+        nodes, anchors, message, features, norm, later_first, later, size = asked
         nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
-        affinity = learner(vectors, nodes, anchors, nonnegative, backend)
+        affinity = learner(vectors, nodes, anchors, nonnegative, backend, size)
         later = later_first if learner is self.feature_learner else later
         return self._graph_type(affinity, message, features, previous, norm, later)
 
@@ -460,7 +506,8 @@ class IDGL(Module):
 
     def _embedding_backend(self, z: Tensor, asked: _Asked) -> str:
         learner = self.embedding_learner
-        if learner.backend != 'auto' or self.backbone.nonnegative is None:
+        known = learner.backend != 'auto' or asked.block_size is not None
+        if known or self.backbone.nonnegative is None:
             return learner.backend  # Where signs are not known, each graph chooses.
         return learner.choose_backend(
             z, asked.nodes, asked.anchors, self.backbone.nonnegative
@@ -629,6 +676,7 @@ class IDGLAnch(IDGL):
         graph_channels: int | None = None,
         cached: bool = False,
         backend: str = 'auto',
+        checkpoint_iters: bool = False,
     ) -> None:
         super().__init__(
             in_channels,
@@ -664,6 +712,7 @@ class IDGLAnch(IDGL):
             graph_channels=graph_channels,
             cached=cached,
             backend=backend,
+            checkpoint_iters=checkpoint_iters,
         )
         check_at_least('num_anchors', num_anchors, 1, integer=True)
         if anchor_ratio is not None:
@@ -687,13 +736,90 @@ class IDGLAnch(IDGL):
         weights = (self.smoothness, self.connectivity, self.sparsity)
         return graph_loss(graph, *weights, scaled=self.scale_regularizer)
 
+    def draw_anchors(self, num_nodes: int) -> Tensor:
+        r"""The anchors of a graph, as :obj:`anchor_sampling` says: in training mode or
+        in evaluation mode, whichever the model is in.
+
+        Args:
+            num_nodes (int): The number of nodes.
+        """
+        check_at_least('num_nodes', num_nodes, 1, integer=True)
+        return self._anchors(Nodes((num_nodes,), torch.device('cpu')), None).index
+
+    @torch.no_grad()
+    def inference(
+        self,
+        x: Tensor,
+        edge_index: Any = None,
+        edge_weight: Tensor | None = None,
+        *,
+        graph_x: Tensor | None = None,
+        max_iters: int | None = None,
+        anchor_index: Tensor | None = None,
+        batch_size: int = 4096,
+    ) -> Tensor:
+        r"""The outputs for all nodes of a large graph, in little memory.
+
+        They are those of :meth:`forward` in evaluation mode. Layers run on all nodes
+        one after another, so beside the graph a few matrices of the size of their
+        outputs are held. Affinities to anchors are made for :obj:`batch_size` nodes at
+        a time, used and dropped, and made again for the next product, which takes
+        longer. Features may stay on the CPU while the model is on a GPU.
+
+        GNNs of one's own (:meth:`to_idgl`) still get all features at once, and layers
+        that need a list of edges that of the whole learned graph.
+
+        Args:
+            x (torch.Tensor): The node features, on any device.
+            edge_index (torch.Tensor or EdgeIndex or SparseTensor, optional): The
+                initial graph. If not given, a cosine kNN graph, for which all features
+                are moved to the device. (default: :obj:`None`)
+            edge_weight (torch.Tensor, optional): The weights of its edges.
+                (default: :obj:`None`)
+            graph_x (torch.Tensor, optional): See :meth:`forward`.
+                (default: :obj:`None`)
+            max_iters (int, optional): See :meth:`forward`. (default: :obj:`None`)
+            anchor_index (torch.Tensor, optional): The anchors to use.
+                (default: :obj:`None`)
+            batch_size (int, optional): The number of nodes whose features and
+                affinities are on the device at a time. (default: :obj:`4096`)
+        """
+        if self.training:
+            raise RuntimeError(
+                'Expected the model to be in evaluation mode (got one in training); '
+                "call 'model.eval()' first"
+            )
+        check_at_least('batch_size', batch_size, 1, integer=True)
+        max_iters = self.max_iters if max_iters is None else max_iters
+        check_at_least('max_iters', max_iters, 0, integer=True)
+        x = check_features(x, self.in_channels, floating_dtype(self))
+        if graph_x is not None or self.graph_channels is not None:
+            graph_x = check_graph_features(graph_x, self.graph_channels, x)
+        device: Any = self.anchor_seed.device
+        nodes = Nodes((x.size(0),), device)
+        if hasattr(edge_index, 'to'):
+            edge_index = edge_index.to(device)
+        if isinstance(edge_weight, Tensor):
+            edge_weight = edge_weight.to(device)
+        options = (self.normalize, self.add_self_loops)
+        given = initial_graph(edge_index, edge_weight, nodes, x.dtype, *options)
+        features = own = Features(RowBlocks(x, device, batch_size), nodes)
+        if graph_x is not None:
+            features = Features(RowBlocks(graph_x, device, batch_size), nodes)
+        part = Part(own, features, given or knn_initial_graph(features, self.k), [0])
+        with torch.autocast(device.type, enabled=False):
+            anchors = self._anchors(nodes, anchor_index)
+            return self._iterate(part, anchors, max_iters, full=False).out
+
     def _anchors(self, nodes: Nodes, index: Tensor | None) -> Anchors:
         if index is not None:
-            return given_anchors(nodes, index)
+            return given_anchors(nodes.whole, index)
         seeded = self.anchor_sampling == 'seeded' and not self.training
         seeded = seeded or self.anchor_sampling == 'fixed'
         seed = int(self.anchor_seed) if seeded else None  # type: ignore[arg-type]
-        return sample_anchors(nodes, self.num_anchors, self.anchor_ratio, seed)
+        whole = nodes.whole
+        anchors = sample_anchors(whole, self.num_anchors, self.anchor_ratio, seed)
+        return anchors._replace(index=nodes.same(anchors.index))
 
 
 def _unpacked(data: Data) -> tuple[Any, Any, Any, Any, Any]:
@@ -705,6 +831,22 @@ def _unpacked(data: Data) -> tuple[Any, Any, Any, Any, Any]:
     batch = data.get('batch')
     batch_size = None if batch is None else getattr(data, 'num_graphs', None)
     return data.x, graph, data.get('edge_weight'), batch, batch_size
+
+
+@contextmanager
+def _untracked(module: Module) -> Iterator[None]:
+    """Batch norms see what they have seen before: their statistics stay."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def _cacheable(cached: bool) -> Any:

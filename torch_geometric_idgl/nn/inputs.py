@@ -33,6 +33,8 @@ __all__ = [
     'Part',
     'arrange',
     'given_anchors',
+    'initial_graph',
+    'knn_initial_graph',
     'prepare',
     'sample_anchors',
 ]
@@ -92,15 +94,11 @@ def prepare(
     together: bool,
 ) -> Inputs:
     """Normalise or build the graph of checked features."""
-    if adjacency is None and weight is not None:
-        raise ValueError("Expected 'edge_index' beside 'edge_weight' (got none)")
+    if hasattr(adjacency, 'initial_graph'):  # rows that are spread over processes
+        given = adjacency.initial_graph(x, normalize, add_self_loops)
+        return arrange(x, graph_x, given.rows, given, k, together)
     nodes = _nodes(batch, batch_size, x)
-    given = None
-    if adjacency is not None:
-        edge_index, weight = edges_from_adjacency(adjacency, weight, x.size(0))
-        given = given_graph(
-            edge_index, weight, nodes, x.dtype, normalize, add_self_loops
-        )
+    given = initial_graph(adjacency, weight, nodes, x.dtype, normalize, add_self_loops)
     return arrange(x, graph_x, nodes, given, k, together)
 
 
@@ -302,6 +300,23 @@ def given_anchors(nodes: Nodes, index: Tensor) -> Anchors:
 # The initial graph -------------------------------------------------------------------
 
 
+def initial_graph(
+    adjacency: Any,
+    weight: Tensor | None,
+    nodes: Nodes,
+    dtype: torch.dtype,
+    normalize: bool,
+    add_self_loops: bool,
+) -> SparseGraph | None:
+    """The graph that any form of adjacency stands for, if there is one."""
+    if adjacency is None:
+        if weight is not None:
+            raise ValueError("Expected 'edge_index' beside 'edge_weight' (got none)")
+        return None
+    edge_index, weight = edges_from_adjacency(adjacency, weight, nodes.num_rows)
+    return given_graph(edge_index, weight, nodes, dtype, normalize, add_self_loops)
+
+
 def edges_from_adjacency(
     adjacency: Any, weight: Tensor | None, num_nodes: int
 ) -> tuple[Tensor, Tensor | None]:
@@ -446,6 +461,8 @@ def knn_initial_graph(features: Features, k: int) -> InitialGraph:
     nodes, x = features.nodes, features.value
     if nodes.max_size <= k:
         return CompleteGraph(nodes, features.dtype)
+    if features.block_size is not None:
+        x = x.to_dense()
     if isinstance(x, SparseMatrix):
         index = torch.stack([x.pattern.row, x.pattern.col])
         x = torch.sparse_coo_tensor(

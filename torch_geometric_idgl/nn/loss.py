@@ -46,7 +46,7 @@ def graph_loss(
     """
     anchors = graph.affinity.cols  # or all nodes
     s = _sizes(anchors, graph.dtype)
-    n = _sizes(graph.affinity.rows, graph.dtype) if scaled else s
+    n = _sizes(graph.affinity.rows.whole, graph.dtype) if scaled else s
     total = torch.zeros(anchors.num_graphs, dtype=graph.dtype, device=anchors.device)
     if smoothness > 0:
         total = total + graph.energy * (smoothness / (s * n))

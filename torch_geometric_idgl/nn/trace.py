@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graphs import Affinity, BlockGraph, GraphOperator
+from ..checks import check_at_least, check_unit_interval
+from ..graphs import Affinity, BlockGraph, GraphOperator, TiledGraph
 from ..ops.batch import Nodes
 
 __all__ = ['Trace']
@@ -39,6 +41,8 @@ class Trace:
         first: The first learned graph, :math:`\mathbf{A}^{(1)}` or
             :math:`\mathbf{R}^{(1)}`.
         learned: The last learned graph, before normalisation.
+        graphs: The learned graph of each iteration, before normalisation (in
+            evaluation mode only).
         mixed: The last mixed graph :math:`\widetilde{\mathbf{A}}`, which the outputs
             come from.
         nodes: The nodes of each graph of the batch.
@@ -53,6 +57,7 @@ class Trace:
     outs: list[Tensor] = field(default_factory=list)
     regs: list[Tensor] = field(default_factory=list)
     refined: list[Tensor] = field(default_factory=list)
+    graphs: list[Affinity] = field(default_factory=list)
     # The squared distance of each refined graph to the one before, whether it lacks the
     # norm of the first graph, and the norm it is compared with (nothing: the first's).
     changes: list[tuple[Tensor, bool, Tensor | None]] = field(default_factory=list)
@@ -159,6 +164,56 @@ class Trace:
             )
         return trace
 
+    @torch.no_grad()
+    def smooth(
+        self, alpha: float = 0.8, steps: int = 5, probs: Tensor | None = None
+    ) -> Tensor:
+        r"""Smooths predictions over the learned graph, for use after training:
+
+        .. math::
+            \mathbf{P} \leftarrow \alpha \widetilde{\mathbf{A}} \mathbf{P} +
+            (1 - \alpha) \mathbf{P}_0
+
+        The graph is :obj:`mixed`, the last one that messages were passed on. Its
+        learned part has rows that sum to one. Its initial part is normalised
+        symmetrically, so the rows of the result need not sum to one: compare them by
+        their largest entry. The paper has no such step; it is the one of
+        :class:`~torch_geometric.nn.models.LabelPropagation`, on the learned graph.
+
+        .. code-block:: python
+
+            fit(model, data)
+            model.eval()
+            out, trace = model(data, return_trace=True)
+            pred = trace.smooth(alpha=0.8, steps=5).argmax(dim=-1)
+
+        Choose :obj:`alpha` and :obj:`steps` on validation nodes.
+
+        Args:
+            alpha (float, optional): The share that neighbours have.
+                (default: :obj:`0.8`)
+            steps (int, optional): How often to smooth. (default: :obj:`5`)
+            probs (torch.Tensor, optional): What to smooth, with a row for each node;
+                by default the softmax of the final outputs. (default: :obj:`None`)
+        """
+        check_unit_interval('alpha', alpha)
+        check_at_least('steps', steps, 0, integer=True)
+        if self.of_graphs:
+            raise ValueError(
+                'Expected the trace of a task on nodes, whose predictions a graph '
+                "connects (got that of 'readout')"
+            )
+        probs = self.out.softmax(dim=-1) if probs is None else probs.detach()
+        if probs.dim() != 2 or probs.size(0) != self.nodes.num_rows:
+            raise ValueError(
+                f"Expected 'probs' to be of shape [{self.nodes.num_rows}, num_classes] "
+                f'(got {list(probs.shape)})'
+            )
+        smoothed = probs
+        for _ in range(steps):
+            smoothed = alpha * self.mixed.matmul(smoothed) + (1.0 - alpha) * probs
+        return smoothed
+
     def prediction_loss(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
         """The joint loss without regularisers."""
         first_out = self.outs[0]
@@ -180,6 +235,41 @@ class Trace:
                 total = total + (fn(mixed) - first) / count
         return total
 
+    def view(self, data: Any, path: str | os.PathLike, **kwargs: Any) -> None:
+        r"""Writes a page on which the learned graphs can be looked at: the strongest
+        edges of every iteration, which of them are new, and how much of the weight is
+        within classes. It is one file that needs no network.
+
+        .. code-block:: python
+
+            model.eval()
+            with torch.no_grad():
+                _, trace = model(data, return_trace=True)
+            trace.view(data, 'graph.html')
+
+        Args:
+            data (Data or Batch): What the model was called with. Nodes are coloured by
+                :obj:`data.y`, if it has a class for each node.
+            path (str or PathLike): The page to write.
+            **kwargs (optional): Arguments of
+                :meth:`GraphView.from_trace
+                <torch_geometric_idgl.view.GraphView.from_trace>`: which :obj:`graph` of
+                a batch, how many edges :obj:`k` of each node, :obj:`title`,
+                :obj:`class_names` and :obj:`node_names`.
+        """
+        from ..view import GraphView
+
+        GraphView.from_trace(self, data, **kwargs).write(path)
+
+    def save(self, data: Any, path: str | os.PathLike, **kwargs: Any) -> None:
+        r"""Saves what :meth:`view` shows as plain tensors, to write the page later with
+        ``python -m torch_geometric_idgl.view run.pt``. Takes the arguments of
+        :meth:`view`.
+        """
+        from ..view import GraphView
+
+        GraphView.from_trace(self, data, **kwargs).save(path)
+
     # How the loop fills it ----------------------------------------------------------
 
     def add(self, learned: Affinity, mixed: GraphOperator, active: Tensor) -> None:
@@ -188,6 +278,16 @@ class Trace:
         self.mixed = mixed
         self.num_iters = self.num_iters + active
         self.refined.append(active)
+
+    def add_graph(self, learned: Affinity, training: bool) -> None:
+        """The graph of an iteration, to look at. Training keeps none, and entries that
+        can be made again are not kept.
+        """
+        if training:
+            return
+        if isinstance(learned, TiledGraph):
+            learned = TiledGraph(learned.scores)
+        self.graphs.append(learned)
 
     def add_loss(self, reg: Tensor, active: Tensor) -> None:
         """The regulariser of a refinement; graphs that have stopped keep theirs."""
@@ -213,7 +313,7 @@ class Trace:
         place = torch.tensor(order, device=nodes.device)
         rows = torch.cat([nodes.rows_of(own) for own in graphs])
 
-        def last(values: list[Tensor], t: int) -> Tensor:
+        def last(values: list[Any], t: int) -> Any:
             return values[min(t, len(values) - 1)]
 
         def spread(values: list[Tensor]) -> Tensor:
@@ -246,6 +346,8 @@ class Trace:
             trace.regs.append(spread([last(part.regs, t) for part in parts]))
         for t in range(max(len(part.refined) for part in parts)):
             trace.refined.append(trace.num_iters > t)
+        for t in range(max(len(part.graphs) for part in parts)):
+            trace.graphs.append(side_by_side([last(part.graphs, t) for part in parts]))
         return trace
 
 

@@ -92,6 +92,29 @@ class Nodes:
             return rows.sum(0, keepdim=True)
         return rows.new_zeros(self.num_graphs).index_add(0, self.batch, rows)
 
+    # What a matrix whose rows are spread over processes answers otherwise ------------
+
+    @property
+    def whole(self) -> Nodes:
+        """All nodes, of which other processes may have some."""
+        return self
+
+    def total(self, part: Tensor) -> Tensor:
+        """A sum over all nodes, from the sum over those that are here."""
+        return part
+
+    def take(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The rows of chosen nodes, wherever they are."""
+        return rows[index]
+
+    def same(self, drawn: Tensor) -> Tensor:
+        """Random numbers that all processes have to share."""
+        return drawn
+
+    def agreed(self, choice: int) -> int:
+        """A choice that all processes have to make in the same way: the least."""
+        return choice
+
     def where(self, active: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """New rows for the nodes of active graphs, old ones for the others."""
         if self.num_graphs == 1:

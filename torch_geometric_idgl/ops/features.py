@@ -3,6 +3,7 @@ r"""Raw node features, dense or sparse, with what is computed from them only onc
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from .batch import Nodes
 from .numeric import block_entries, dropout, reads_are_free
 from .sparse import Pattern, SparseMatrix, sddmm
 
-__all__ = ['CoOccurrences', 'Features']
+__all__ = ['CoOccurrences', 'Features', 'RowBlocks']
 
 _SPARSE_DENSITY = 0.15  # below it, sparse products win on CPUs
 _SPARSE_ENTRIES = 1 << 16  # below it, nothing is worth a conversion
@@ -31,6 +32,55 @@ def _count_nonzero(x: Tensor) -> Tensor:
     return torch.count_nonzero(x.view(_BITS[x.element_size()]))
 
 
+class RowBlocks:
+    """A matrix of which only some rows at a time are on the device.
+
+    Args:
+        matrix (torch.Tensor): The matrix, wherever it is. A sparse one is moved to the
+            device as it is.
+        device (torch.device): Where rows are wanted.
+        block_size (int): The number of rows at a time.
+    """
+
+    requires_grad = False
+
+    def __init__(self, matrix: Tensor, device: torch.device, block_size: int) -> None:
+        self.matrix: Tensor | SparseMatrix = matrix
+        if matrix.layout != torch.strided:
+            self.matrix = SparseMatrix.from_torch(matrix.to(device))
+        self.device = device
+        self.dtype = matrix.dtype
+        self.shape = tuple(matrix.shape)
+        self.block_size = block_size
+
+    def size(self, dim: int) -> int:
+        return self.shape[dim]
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        """Chosen rows, dense and on the device."""
+        if not isinstance(self.matrix, SparseMatrix):
+            if isinstance(index, Tensor):
+                index = index.to(self.matrix.device)
+            return self.matrix[index].to(self.device)
+        if isinstance(index, slice):
+            return self.matrix.row_range(*index.indices(self.shape[0])[:2]).to_dense()
+        return self.matrix.rows(index).to_dense()
+
+    def matmul(self, dense: Tensor) -> Tensor:
+        """The product with a matrix on the device."""
+        if isinstance(self.matrix, SparseMatrix):
+            return self.matrix.matmul(dense)
+        out = dense.new_empty(self.shape[0], dense.size(1))
+        for start in range(0, self.shape[0], self.block_size):
+            rows = slice(start, start + self.block_size)
+            torch.mm(self[rows], dense, out=out[rows])
+        return out
+
+    def to_dense(self) -> Tensor:
+        """All rows, for those who cannot do with some."""
+        return self[:]
+
+
 class Features:
     r"""Raw features :math:`\mathbf{X}` of the nodes of one graph or a batch.
 
@@ -40,12 +90,15 @@ class Features:
     which all iterations share.
 
     Args:
-        value (torch.Tensor or SparseMatrix): The features, of shape :obj:`[n, d]`.
+        value (torch.Tensor or SparseMatrix or RowBlocks): The features, of shape
+            :obj:`[n, d]`.
         nodes (Nodes): The graphs the rows belong to.
     """
 
-    def __init__(self, value: Tensor | SparseMatrix, nodes: Nodes) -> None:
+    def __init__(self, value: Any, nodes: Nodes) -> None:
         self.value = value
+        # Affinities are made for so many nodes at a time, if only they are at hand.
+        self.block_size = value.block_size if isinstance(value, RowBlocks) else None
         self.nodes = nodes
         self.is_sparse = isinstance(value, SparseMatrix)
         if isinstance(value, SparseMatrix):
@@ -72,7 +125,8 @@ class Features:
                     'requires_grad=True); pass them dense to get one'
                 )
             return cls(SparseMatrix.from_torch(x), nodes)
-        if x.requires_grad or x.numel() < _SPARSE_ENTRIES:
+        spread = nodes.whole is not nodes  # Processes would choose differently.
+        if x.requires_grad or spread or x.numel() < _SPARSE_ENTRIES:
             return cls(x.clone(), nodes)
         if int(_count_nonzero(x)) > _SPARSE_DENSITY * x.numel():
             return cls(x.clone(), nodes)
@@ -137,7 +191,7 @@ class Features:
         """The features of chosen nodes (the anchors)."""
         if isinstance(self.value, SparseMatrix):
             return Features(self.value.rows(index), nodes)
-        return Features(self.value[index], nodes)
+        return Features(self.nodes.take(self.value, index), nodes)
 
     def to_dense(self) -> Tensor:
         """The features as a dense matrix."""

@@ -25,6 +25,7 @@ __all__ = [
     'fixed_rng',
     'load_checkpoint',
     'locked',
+    'read_checkpoint',
     'replacing',
     'rng_state',
     'save_checkpoint',
@@ -60,7 +61,7 @@ def load_checkpoint(
     run: dict[str, str],
 ) -> dict[str, Any]:
     """Restores the state of a run of the same description; returns its progress."""
-    content = _read(path)
+    content = read_checkpoint(path)
     if content['run'] != run:
         raise ValueError(
             f"Expected '{path}' to be a checkpoint of the same run (got one of "
@@ -73,22 +74,23 @@ def load_checkpoint(
     return content['progress']
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, saver: str = 'fit') -> dict[str, Any]:
+    """What a checkpoint holds; an error names what should have saved it."""
     with path.open('rb') as file:
         try:
             content = torch.load(file, map_location='cpu', weights_only=True)
         except Exception as error:  # torch raises many kinds
             size = path.stat().st_size
             got = f'{size} bytes that cannot be read: {type(error).__name__}'
-            raise _not_a_checkpoint(path, got) from error
+            raise _not_a_checkpoint(path, got, saver) from error
     if not isinstance(content, dict) or not content.keys() >= _KEYS:
-        raise _not_a_checkpoint(path, 'something else')
+        raise _not_a_checkpoint(path, 'something else', saver)
     return content
 
 
-def _not_a_checkpoint(path: Path, got: str) -> ValueError:
+def _not_a_checkpoint(path: Path, got: str, saver: str) -> ValueError:
     return ValueError(
-        f"Expected '{path}' to be a checkpoint that 'fit' has saved (got {got}). "
+        f"Expected '{path}' to be a checkpoint that '{saver}' has saved (got {got}). "
         f"Remove it to start anew, or give another file as 'checkpoint'"
     )
 

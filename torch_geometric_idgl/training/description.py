@@ -21,6 +21,8 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from torch_geometric.typing import SparseTensor
 
+from ..loader import AnchorLoader, PartitionLoader
+
 __all__ = ['describe_run', 'differences']
 
 _WORDS = {
@@ -79,6 +81,10 @@ def _loader(
 ) -> Iterator[tuple[str, str]]:
     name = f'loader.{split}'
     yield name, _name(type(loader))
+    if isinstance(loader, AnchorLoader):
+        yield f'{name}.anchors', _text(loader.anchors)
+        loader = loader.loader
+        yield f'{name}.loader', _name(type(loader))
     dataset = loader
     if isinstance(loader, DataLoader):
         dataset = loader.dataset
@@ -89,6 +95,14 @@ def _loader(
         yield f'{name}.collate_fn', _text(loader.collate_fn)
         yield f'{name}.generator', _text(loader.generator)
     yield from _dataset(f'data.{split}', dataset, stored)
+    whole = getattr(loader, 'data', None)  # which batches of nodes are of
+    whole = getattr(getattr(loader, 'cluster_data', None), 'data', whole)
+    if isinstance(whole, BaseData):
+        if id(whole) not in stored:
+            stored[id(whole)] = _text(whole)
+        yield f'data.{split}.whole', stored[id(whole)]
+    if isinstance(loader, PartitionLoader):
+        yield f'data.{split}.part', _text(loader.part)
 
 
 def _sampler(name: str, sampler: Any) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 from ..checks import check_at_least
@@ -118,9 +118,9 @@ def r2_score(out: Tensor, y: Tensor) -> float:
 
 def fit(
     model: torch.nn.Module,
-    data: Data | Iterable[Batch],
-    val_data: Iterable[Batch] | None = None,
-    test_data: Iterable[Batch] | None = None,
+    data: Data | Iterable[Data],
+    val_data: Iterable[Data] | None = None,
+    test_data: Iterable[Data] | None = None,
     *,
     lr: float = 0.01,
     weight_decay: float = 5e-4,
@@ -164,6 +164,12 @@ def fit(
       training score: outputs seen in training are those of changing weights.
     * Test data is evaluated once, at the end, with the restored weights.
 
+    Batches may be of nodes of one large graph too, such as those of
+    :class:`~torch_geometric_idgl.loader.AnchorLoader`: the loss is that of their seeds,
+    the first :obj:`batch.batch_size` nodes, as far as they are in :obj:`train_mask`,
+    :obj:`val_mask` or :obj:`test_mask`, if there is one. Batches without any are left
+    out. Modules that learn no graph are called as with a single graph.
+
     .. code-block:: python
 
         train_loader = DataLoader(train_set, batch_size=16, shuffle=True)
@@ -175,7 +181,8 @@ def fit(
         data (torch_geometric.data.Data or DataLoader): The graph, with
             :obj:`train_mask`, :obj:`val_mask` and optionally :obj:`test_mask`, where
             IDGL models do without :obj:`edge_index`; or a loader that yields a
-            :class:`~torch_geometric.data.Batch` of graphs at a time.
+            :class:`~torch_geometric.data.Batch` of graphs at a time, or a batch of
+            nodes.
         val_data (DataLoader, optional): The loader of the dev split, needed if
             :obj:`data` is a loader. (default: :obj:`None`)
         test_data (DataLoader, optional): The loader of the test split.

@@ -42,8 +42,7 @@ class MaskSplits:
 
     def call(self, model: torch.nn.Module, data: Data) -> Tensor:
         """Calls a model that learns no graph."""
-        weight = data.get('edge_weight')
-        return model(data.x, data.edge_index, *([] if weight is None else [weight]))
+        return _call(model, data)
 
     def generators(self) -> list[torch.Generator]:
         return []
@@ -72,21 +71,30 @@ class LoaderSplits:
             self.data[split], desc=desc, leave=False, disable=not self.progress
         ):
             _check_loaded(batch, _ARGUMENTS[split])
+            if isinstance(batch, Batch):
+                rows: Tensor | slice = slice(None)
+            else:
+                rows = _seeds(batch, split)
+                if rows.numel() == 0:
+                    continue
             found = True
-            yield batch.to(self.device), {split: slice(None)}
+            batch, rows = batch.to(self.device), _moved(rows, self.device)
+            yield batch, {split: rows}
         if not found:
             raise ValueError(
-                f"Expected '{_ARGUMENTS[split]}' to yield a batch (got none)"
+                f"Expected '{_ARGUMENTS[split]}' to yield a batch with nodes of its "
+                f'split (got none)'
             )
 
     def call(self, model: torch.nn.Module, data: Data) -> Tensor:
         """Calls a model that learns no graph."""
-        return model(data)
+        return model(data) if isinstance(data, Batch) else _call(model, data)
 
     def generators(self) -> list[torch.Generator]:
         """The random number generators that loaders and samplers have of their own."""
         found: dict[int, torch.Generator] = {}
         for part in self.data.values():
+            part = getattr(part, 'loader', part)  # that of an 'AnchorLoader'
             for name in ['', 'sampler', 'batch_sampler', 'batch_sampler.sampler']:
                 owner: Any = part
                 for attribute in filter(None, name.split('.')):
@@ -95,6 +103,23 @@ class LoaderSplits:
                 if isinstance(generator, torch.Generator):
                     found[id(generator)] = generator
         return list(found.values())
+
+
+def _call(model: torch.nn.Module, data: Data) -> Tensor:
+    weight = data.get('edge_weight')
+    return model(data.x, data.edge_index, *([] if weight is None else [weight]))
+
+
+def _seeds(batch: Data, split: str) -> Tensor:
+    """The seeds of a batch of nodes that are of a split."""
+    mask = batch.get(f'{split}_mask')
+    if mask is None:
+        return torch.arange(batch.batch_size)
+    return mask[: batch.batch_size].nonzero().squeeze(1)
+
+
+def _moved(rows: Tensor | slice, device: torch.device) -> Tensor | slice:
+    return rows if isinstance(rows, slice) else rows.to(device)
 
 
 def _check_loaders(loaders: dict[str, Any]) -> None:
@@ -117,9 +142,11 @@ def _check_loaders(loaders: dict[str, Any]) -> None:
 
 
 def _check_loaded(batch: Any, name: str) -> None:
-    if not isinstance(batch, Batch):
+    of_nodes = isinstance(batch, Data) and batch.get('batch_size') is not None
+    if not (isinstance(batch, Batch) or of_nodes):
         raise TypeError(
-            f"Expected '{name}' to yield batches of graphs, as PyG's 'DataLoader' does "
+            f"Expected '{name}' to yield batches of graphs, as PyG's 'DataLoader' "
+            f"does, or of nodes with 'batch_size' seeds, as 'NeighborLoader' does "
             f"(got '{type(batch).__name__}')"
         )
     if batch.get('y') is None:
