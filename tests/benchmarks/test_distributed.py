@@ -1,0 +1,39 @@
+import multiprocessing
+import os
+import socket
+
+import distributed
+import pytest
+import torch
+from common import read_json
+
+
+def work(rank, port, out):
+    torch.set_num_threads(1)
+    os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+    os.environ |= {'RANK': str(rank), 'WORLD_SIZE': '2'}
+    distributed.work(400, 1, out)
+
+
+@pytest.mark.skipif(
+    'fork' not in multiprocessing.get_all_start_methods(), reason='needs fork'
+)
+def test_bytes_of_a_step(tmp_path):
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    context, out = multiprocessing.get_context('fork'), tmp_path / 'row.json'
+    ranks = [context.Process(target=work, args=(r, port, out)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    row = read_json(out)
+    # The message of the first layer once; then the second layer and the outputs on
+    # three graphs.
+    columns = 256 + 3 * 256 + 3 * 40
+    nodes = row['sent_nodes'] + row['fetched_nodes']
+    assert row['sent_nodes'] > 0
+    assert row['halo_bytes'] == nodes * columns * 4
+    assert row['broadcast_bytes'] == 300 * 8  # the anchors
