@@ -1,5 +1,8 @@
-"""The data of the paper: graphs for node classification, and documents."""
+"""The data of the paper: graphs for node classification, and documents; and graphs
+under attack.
+"""
 
+from .attacked import AttackedGraph
 from .load import load, stage_data
 from .text import (
     MovieReviews,
@@ -14,6 +17,7 @@ from .word_vectors import WordVectors, load_word_vectors
 
 __all__ = [
     'UCI',
+    'AttackedGraph',
     'MovieReviews',
     'NewsGroups20',
     'WordVectors',

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.transforms import NormalizeFeatures
+
+from torch_geometric_idgl.transforms import PruneEdges
+
+# Nodes 0 and 1 share two of three words, 1 and 2 one of four, and 3 has none.
+X = torch.tensor(
+    [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]],
+    dtype=torch.float,
+)
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3], [1, 0, 2, 1, 3, 2, 3]])
+
+
+def make_data(x=X):
+    weight = torch.arange(7, dtype=torch.float)
+    return Data(x=x, edge_index=EDGES, edge_weight=weight, y=torch.arange(4))
+
+
+def kept(data):
+    return data.edge_weight.tolist()
+
+
+def test_prune_edges_repr():
+    expected = "PruneEdges(threshold=0.1, metric='auto')"
+    assert str(PruneEdges(0.1)) == expected
+
+
+@pytest.mark.parametrize('sparse', [None, 'to_sparse', 'to_sparse_csr'])
+@pytest.mark.parametrize('normalize', [False, True])
+def test_prune_edges_jaccard(sparse, normalize):
+    data = make_data()
+    data = NormalizeFeatures()(data) if normalize else data
+    if sparse:
+        data.x = getattr(data.x, sparse)()
+    # Jaccard is 2 / 3 and 1 / 4; cosine would be .82 and .41.
+    for threshold, expected in [
+        (0.0, [0, 1, 2, 3, 4, 5, 6]),
+        (0.2, [0, 1, 2, 3, 6]),  # the self-loop is kept
+        (0.3, [0, 1, 6]),
+        (0.7, [6]),
+    ]:
+        for metric in ('auto', 'jaccard'):
+            out = PruneEdges(threshold, metric)(data)
+            assert kept(out) == expected
+            assert out.edge_index.equal(EDGES[:, expected])
+    assert kept(data) == [0, 1, 2, 3, 4, 5, 6]
+    assert kept(PruneEdges(0.7, 'cosine')(data)) == [0, 1, 6]
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+def test_prune_edges_cosine(sparse):
+    torch.manual_seed(0)
+    x = torch.randn(4, 5)
+    cosine = torch.cosine_similarity(x[EDGES[0]], x[EDGES[1]])
+    for threshold in (-1.0, -0.1, 0.0, 0.2):
+        data = make_data(x.to_sparse() if sparse else x)
+        out = PruneEdges(threshold)(data)
+        expected = (cosine >= threshold) | (EDGES[0] == EDGES[1])
+        assert out.edge_index.equal(EDGES[:, expected])
+
+
+def test_prune_edges_in_blocks(monkeypatch):
+    expected = kept(PruneEdges(0.2)(make_data()))
+    monkeypatch.setattr(PruneEdges, '_block_entries', 10)
+    assert kept(PruneEdges(0.2)(make_data())) == expected
+
+
+def test_prune_edges_batch():
+    other = make_data(1 - X)
+    batch = Batch.from_data_list([make_data(), other])
+    first, second = PruneEdges(0.3)(batch).to_data_list()
+    assert kept(first) == [0, 1, 6]
+    assert kept(second) == kept(PruneEdges(0.3)(other))
+    assert second.edge_index.equal(PruneEdges(0.3)(other).edge_index)
+
+
+def test_prune_edges_without_edges():
+    data = Data(x=X, edge_index=EDGES[:, :0])
+    assert PruneEdges(0.3)(data).num_edges == 0
+
+
+def test_prune_edges_errors():
+    with pytest.raises(ValueError, match=r"'threshold' to be at most 1 \(got 1.5\)"):
+        PruneEdges(1.5)
+    with pytest.raises(TypeError, match=r"'threshold' to be a number \(got 'x'\)"):
+        PruneEdges('x')
+    with pytest.raises(ValueError, match=r"'metric' to be one of .*\(got 'dice'\)"):
+        PruneEdges(0.1, 'dice')
+    with pytest.raises(ValueError, match="to hold 'x'"):
+        PruneEdges(0.1)(Data(edge_index=EDGES, num_nodes=4))
+    with pytest.raises(TypeError, match='homogeneous'):
+        PruneEdges(0.1)(HeteroData())
