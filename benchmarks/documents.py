@@ -54,18 +54,10 @@ HEADS = {'20news': '20News accuracy', 'mrd': 'Movie reviews R²'}
 SPLITS = ('train', 'val', 'test')
 MAX_TOKENS = 1000  # of a document, as in the paper
 # The rows of the table, by their names.
-SYSTEMS = {
-    str(system): system
-    for system in (
-        System('bilstm'),
-        System('gcn-knn'),
-        *(
-            System(base, ablation)
-            for base in ('idgl', 'idgl-anch')
-            for ablation in (None, 'noreg', 'noil')
-        ),
-    )
-}
+SYSTEMS = {name: System(name) for name in ('bilstm', 'gcn-knn')}
+for _base in ('idgl', 'idgl-anch'):
+    for _ablation in (None, 'noreg', 'noil'):
+        SYSTEMS[str(System(_base, _ablation))] = System(_base, _ablation)
 # Settings of the data and the document model, not of its GNN.
 OWN = ('vectors', 'split_seed', 'max_tokens', 'batch_size', 'word_dropout')
 
@@ -82,19 +74,11 @@ class KNNGCN(torch.nn.Module):
         k: int,
     ) -> None:
         super().__init__()
-        self.backbone = Backbone(
-            in_channels,
-            out_channels,
-            num_layers,
-            out_channels,
-            act='relu',
-            act_first=False,
-            act_kwargs=None,
-            norm=None,
-            norm_kwargs=None,
-            jk=None,
-            make_layer=resolve_layer('gcn', bias=False),
-        )
+        layers = {'act': 'relu', 'act_first': False, 'act_kwargs': None, 'jk': None}
+        layers |= {'norm': None, 'norm_kwargs': None}
+        make_layer = resolve_layer('gcn', bias=False)
+        sizes = (in_channels, out_channels, num_layers, out_channels)
+        self.backbone = Backbone(*sizes, make_layer=make_layer, **layers)
         self.out_channels, self.dropout, self.k = out_channels, dropout, k
 
     def reset_parameters(self) -> None:
@@ -104,18 +88,9 @@ class KNNGCN(torch.nn.Module):
     def forward(
         self, x: Tensor, batch: Tensor, batch_size: int, graph_x: Tensor
     ) -> Tensor:
-        inputs = prepare(
-            x,
-            graph_x,
-            None,
-            None,
-            batch,
-            batch_size,
-            k=self.k,
-            normalize=True,
-            add_self_loops=True,
-            together=False,
-        )
+        options = {'k': self.k, 'normalize': True, 'add_self_loops': True}
+        graph = (x, graph_x, None, None, batch, batch_size)
+        inputs = prepare(*graph, together=False, **options)
         outs, rows = [], []
         for part in inputs.parts:
             projected, message = self.backbone.project(part.x)
@@ -198,14 +173,9 @@ def make_model(
         if base == 'idgl-anch':  # as in the paper, unless settings say otherwise
             options.setdefault('scale_regularizer', False)
         gnn = cls(hidden, graph_channels=vectors.size(1), **options)
-    return DocumentGNN(
-        vectors,
-        hidden,
-        classes,
-        gnn,
-        dropout=settings['word_dropout'],
-        act=torch.sigmoid if dataset == 'mrd' else None,
-    )
+    act = torch.sigmoid if dataset == 'mrd' else None
+    dropout = settings['word_dropout']
+    return DocumentGNN(vectors, hidden, classes, gnn, dropout=dropout, act=act)
 
 
 def run(
@@ -220,35 +190,17 @@ def run(
     checkpoint: Path | None = None,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Trains a system once; returns scores, epochs and seconds.
-
-    Args:
-        system (System): What to train.
-        dataset (str): The data to train it on.
-        seed (int): Of weights, dropout and the order of documents.
-        root (str): Where data and vectors are.
-        settings (dict): The hyper-parameters.
-        device (torch.device, optional): (default: :obj:`'cpu'`)
-        progress (bool, optional): Show progress bars. (default: :obj:`True`)
-        checkpoint (Path, optional): Where a half-finished run is kept.
-        limit (int, optional): Take only so many documents of each split, for a trial.
+    """Trains a system once; returns scores, epochs and seconds. With :obj:`limit` it
+    takes only so many documents of each split.
     """
     vectors_file(settings['vectors'], root)  # before documents are read for long
-    train, val, test = (
-        DATASETS[dataset](
-            str(Path(root) / dataset),
-            split,
-            settings['split_seed'],
-            settings['max_tokens'],
-            log=progress,
-        )
-        for split in SPLITS
-    )
+    cut = (settings['split_seed'], settings['max_tokens'])
+    folder, cls = str(Path(root) / dataset), DATASETS[dataset]
+    train, val, test = (cls(folder, split, *cut, log=progress) for split in SPLITS)
     vectors = load_vectors(settings['vectors'], train.vocab, root)
     seed_everything(seed)
-    network = make_model(
-        system.base, settings, vectors.weight, dataset, train.num_classes
-    ).to(device)
+    data = (vectors.weight, dataset, train.num_classes)
+    network = make_model(system.base, settings, *data).to(device)
 
     def load(documents: Any, shuffle: bool = False) -> DataLoader:
         documents = documents[:limit]
@@ -304,12 +256,8 @@ def run_pair(
     """
     file = results_file(dataset, system, folder, settings['max_tokens'])
     end = settings['max_epochs'] if max_epochs is None else max_epochs
-    about = {
-        'dataset': dataset,
-        'system': str(system),
-        'settings': settings,
-        'documents': limit or 'all',
-    }
+    about = {'dataset': dataset, 'system': str(system), 'settings': settings}
+    about['documents'] = limit or 'all'
 
     def command(seeds: str) -> str:
         return (
@@ -323,10 +271,7 @@ def run_pair(
     def run_seed(seed: int) -> dict[str, Any]:
         kept = [settings, limit]
         record = run(
-            system,
-            dataset,
-            seed,
-            root,
+            *(system, dataset, seed, root),
             settings={**settings, 'max_epochs': end},
             device=device,
             progress=progress,
@@ -341,41 +286,24 @@ def run_pair(
     return run_missing(f'{dataset} {system}', stored, seeds, run_seed)
 
 
-def make_table(folder: Path = RESULTS) -> tuple[str, list[tuple[str, str]]]:
-    """Test scores in percent beside the paper's, and the cells that are missing. What
-    the paper does not have is only shown if it has been run.
-    """
-    config = read_yaml(CONFIG)
+def make_table(folder: Path = RESULTS) -> str:
+    """Test scores in percent beside the paper's."""
+    reported = read_yaml(CONFIG)['reported']
     columns = {
         (dataset, tokens): f'{HEADS[dataset]} ({tokens} tokens)'
         for dataset in DATASETS
         for tokens in (MAX_TOKENS, *_shorter(dataset, folder))
     }
-    rows, missing = [], []
+    rows = []
     for name, system in SYSTEMS.items():
         row = [system.title]
-        for (dataset, tokens), head in columns.items():
+        for dataset, tokens in columns:
             content = read_json(results_file(dataset, system, folder, tokens))
-            figures = config['reported'][name] if tokens == MAX_TOKENS else {}
-            figure = figures.get(dataset)
-            changed, remark = False, ''
-            if content:
-                now = load_settings(system, dataset, max_tokens=tokens)
-                changed, remark = _compare(content, now)
-            text, complete = accuracy_cell(
-                content, figure, figure is not None, changed, remark
-            )
-            row.append(text)
-            if not complete:
-                missing.append((system.title, head))
+            figure = reported[name].get(dataset) if tokens == MAX_TOKENS else None
+            remark = _remark(content, system, dataset) if content else ''
+            row.append(accuracy_cell(content, figure, False, remark=remark)[0])
         rows.append(row)
-    vectors = config['default']['vectors']
-    text = table(['', *columns.values()], rows)
-    text += (
-        f'\n\nDocuments are cut at the number of tokens that heads name. Word vectors '
-        f'are {vectors}, unless a cell names others.'
-    )
-    return text, missing
+    return table(['', *columns.values()], rows)
 
 
 def _shorter(dataset: str, folder: Path) -> list[int]:
@@ -385,9 +313,10 @@ def _shorter(dataset: str, folder: Path) -> list[int]:
     return sorted({int(match[1]) for match in found if match}, reverse=True)
 
 
-def _compare(content: dict[str, Any], now: dict[str, Any]) -> tuple[bool, str]:
-    """Whether runs have other settings than now, and what a cell says of them."""
+def _remark(content: dict[str, Any], system: System, dataset: str) -> str:
+    """What a cell says of runs that are not as they should be."""
     used, remark = content['settings'], ''
+    now = load_settings(system, dataset, max_tokens=used['max_tokens'])
     if used['vectors'] != now['vectors']:
         remark += f', {used["vectors"]}'
     if not all(run['stopped_early'] for run in content['runs']):
@@ -395,7 +324,7 @@ def _compare(content: dict[str, Any], now: dict[str, Any]) -> tuple[bool, str]:
     if content['documents'] != 'all':
         remark += f', {content["documents"]} documents of each split'
     changed = {**used, 'vectors': now['vectors']} != now
-    return changed or content['documents'] != 'all', remark
+    return ', with other settings' * changed + remark
 
 
 def stage(source: Path, root: Path) -> None:
@@ -413,21 +342,16 @@ def stage(source: Path, root: Path) -> None:
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--dataset', choices=[*DATASETS])
-    parser.add_argument('--model', default='idgl', help=', '.join(SYSTEMS))
-    parser.add_argument('--runs', type=positive, default=1, help='number of seeds')
-    parser.add_argument('--first', type=int, default=0, help='first seed')
-    parser.add_argument('--vectors', help='a name in configs/documents.yaml')
-    parser.add_argument(
-        '--max-tokens', type=positive, help='cut documents there (default: 1000)'
-    )
-    parser.add_argument(
-        '--max-epochs', type=positive, help='stop there; a killed run may be ended so'
-    )
-    parser.add_argument(
-        '--limit', type=positive, help='documents of each split, for a trial'
-    )
-    parser.add_argument('--table', action='store_true', help='only show all results')
+    add = parser.add_argument
+    add('--dataset', choices=[*DATASETS])
+    add('--model', default='idgl', help=', '.join(SYSTEMS))
+    add('--runs', type=positive, default=1, help='number of seeds')
+    add('--first', type=int, default=0, help='first seed')
+    add('--vectors', help='a name in configs/documents.yaml')
+    add('--max-tokens', type=positive, help='cut documents there (default: 1000)')
+    add('--max-epochs', type=positive, help='stop there; a killed run may be ended so')
+    add('--limit', type=positive, help='documents of each split, for a trial')
+    add('--table', action='store_true', help='only show all results')
     add_options(parser)
     args = parser.parse_args(argv)
     if args.table == bool(args.dataset):
@@ -443,19 +367,11 @@ def main(argv: list[str] | None = None) -> int:
         settings = load_settings(system, args.dataset, args.vectors, args.max_tokens)
         if args.source:
             stage(Path(args.source), Path(args.root))
-        run_pair(
-            args.dataset,
-            system,
-            args.runs,
-            args.root,
-            settings,
-            args.first,
-            max_epochs=args.max_epochs,
-            limit=args.limit,
-            **run_options(args),
-        )
+        options = {'max_epochs': args.max_epochs, 'limit': args.limit}
+        options |= {'first': args.first, **run_options(args)}
+        run_pair(args.dataset, system, args.runs, args.root, settings, **options)
         print()
-    print(make_table(args.results)[0])
+    print(make_table(args.results))
     return 0
 
 

@@ -18,20 +18,18 @@ from typing import Any
 
 import common
 from common import DATASETS, RESULTS, TABLES, percent, table
-from options import (
-    add_options,
-    explain_errors,
-    passed_on,
-    positive,
-    run_options,
-    stage,
-)
+from options import add_options, explain_errors, passed_on, positive, run_options, stage
 from records import add_run, checkpoint_file, read_runs, run_missing
 from systems import SUPPORTED, System, check_supported, load_settings, run
 
 # The rows of `--all` beside the systems themselves; tuned ones where settings exist.
 ABLATED = ['idgl-noreg', 'idgl-noil', 'idgl-anch-noreg', 'idgl-anch-noil']
 ABLATION_DATASETS = ('cora', 'citeseer', 'wine', 'cancer', 'digits')
+VARIANTS = {
+    'idgl-iterdrop': ('citeseer',),
+    'idgl-anch-iterdrop': ('citeseer',),
+    'idgl-authors': ABLATION_DATASETS,
+}
 
 
 def results_file(
@@ -111,9 +109,12 @@ def run_pair(
     those of :meth:`run_seed`. Returns the runs of all these seeds.
     """
     where = (options.get('folder', RESULTS), options.get('paper_splits', False))
+    stored = read_results(dataset, system, *where)
+    if seeds := stored['settings'].get('seeds'):  # of the authors, each taken once
+        first, runs = 0, len(seeds)
     return run_missing(
         f'{dataset} {system}',
-        read_results(dataset, system, *where)['runs'],
+        stored['runs'],
         range(first, first + runs),
         lambda seed: run_seed(dataset, system, seed, root, **options),
     )
@@ -129,6 +130,7 @@ def all_pairs() -> list[tuple[str, System]]:
         if dataset in SUPPORTED[System.parse(name).base]
         and (name not in ABLATED or dataset in ABLATION_DATASETS)
     ]
+    pairs += [(d, System.parse(name)) for name, own in VARIANTS.items() for d in own]
     tuned = common.read_yaml(common.CONFIGS / 'tuned.yaml')
     pairs += [
         (dataset, System(base, settings='tuned'))
@@ -209,10 +211,15 @@ def main(argv: list[str] | None = None) -> int:
         + [str(r['epochs']), f'{r["seconds"]:.1f}', f'{r["peak_memory_mb"]:.0f}']
         for r in runs
     ]
-    rows.append(
-        ['mean ± std', percent([r['dev'] for r in runs])]
-        + [percent([r['test'] for r in runs]), '', '', '']
-    )
+    for title, scores in {
+        'mean ± std': runs,
+        'smoothed': [r['smoothed'] for r in runs if 'smoothed' in r],
+    }.items():
+        if scores:
+            means = [
+                percent([score[key] for score in scores]) for key in ('dev', 'test')
+            ]
+            rows.append([title, *means, '', '', ''])
     header = ['seed', 'dev (%)', 'test (%)', 'epochs', 'seconds', 'peak MB']
     print(f'\n{system.title} on {args.dataset}\n\n{table(header, rows)}')
     return 0

@@ -20,7 +20,6 @@ import argparse
 import functools
 import hashlib
 import itertools
-import json
 import platform
 import statistics
 import sys
@@ -29,12 +28,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import common
 import psutil
 import torch
 import torch.nn.functional as F
-from common import RESULTS, locked, mean_std, read_json, table, write_json
+from common import RESULTS, machine, mean_std, read_json, table
 from options import add_options, explain_errors, positive, run_options, stage
+from records import add_run, checkpoint_file, read_runs
 from systems import FIT, TITLES, System, load_settings, make_model
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -44,11 +43,7 @@ from torch_geometric.utils import degree
 
 from torch_geometric_idgl.datasets import load
 from torch_geometric_idgl.datasets.load import load_arxiv_graph
-from torch_geometric_idgl.ops.sparse import (
-    Pattern,
-    SparseMatrix,
-    csr_without_warning,
-)
+from torch_geometric_idgl.ops.sparse import SparseMatrix, csr_without_warning
 from torch_geometric_idgl.training import fit
 from torch_geometric_idgl.training.checkpoint import replacing
 
@@ -65,6 +60,12 @@ FEATURES = {
 }
 NUM_FEATURES = 128
 LEADERBOARD_RUNS = 10
+LOGGED = {
+    'Highest Train': 'highest_train',
+    'Highest Valid': 'highest_valid',
+    '  Final Train': 'final_train',
+    '   Final Test': 'final_test',
+}
 CHECKPOINT_EVERY = 10  # epochs, of which some take a quarter of a minute
 
 
@@ -93,7 +94,8 @@ def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Te
     deg = degree(row, n)
     noise = deg.pow(0.75) / deg.pow(0.75).sum()
     weight = (-deg[row].log() - noise[col].log()).clamp(min=0)
-    edges, turned = _matrix(row, col, weight, n), _matrix(col, row, weight, n)
+    edges = SparseMatrix.from_coo(row, col, weight, (n, n))
+    turned = SparseMatrix.from_coo(col, row, weight, (n, n))
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(n, min(n, NUM_FEATURES + 12), generator=generator)
     for _ in range(4):
@@ -102,30 +104,24 @@ def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Te
     u, s, _ = torch.linalg.svd(edges.matmul(q), full_matrices=False)
     x = F.normalize((u * s.sqrt())[:, :NUM_FEATURES])
 
-    adj = SparseMatrix(*_normalized(edge_index, n))
+    adj = _normalized(edge_index, n)
     for _ in range(2):
         x = F.normalize(adj.matmul(adj.matmul(x)))
     x = (x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-6)
     return F.pad(x, (0, NUM_FEATURES - x.size(1)))  # of a graph of fewer nodes
 
 
-def _matrix(row: Tensor, col: Tensor, weight: Tensor, n: int) -> SparseMatrix:
-    pattern, perm = Pattern.from_coo(row, col, (n, n))
-    return SparseMatrix(pattern, weight[perm])
-
-
-def _normalized(edge_index: Tensor, n: int) -> tuple[Pattern, Tensor]:
+def _normalized(edge_index: Tensor, n: int) -> SparseMatrix:
     """What GCN multiplies by, with self-loops."""
     (source, target), weight = gcn_norm(edge_index, num_nodes=n)
-    pattern, perm = Pattern.from_coo(target, source, (n, n))
-    return pattern, weight[perm]
+    return SparseMatrix.from_coo(target, source, weight, (n, n))
 
 
-def _averaging(edge_index: Tensor, n: int) -> tuple[Pattern, Tensor]:
+def _averaging(edge_index: Tensor, n: int) -> SparseMatrix:
     """What GraphSAGE multiplies by: the mean of the neighbours."""
     source, target = edge_index
-    pattern, perm = Pattern.from_coo(target, source, (n, n))
-    return pattern, (1 / degree(target, n))[target[perm]]
+    weight = (1 / degree(target, n))[target]
+    return SparseMatrix.from_coo(target, source, weight, (n, n))
 
 
 def load_data(features: str, root: str) -> Data:
@@ -135,29 +131,21 @@ def load_data(features: str, root: str) -> Data:
     if features == 'ogb':
         return load(DATASET, root)
     data = load_arxiv_graph(root)
-    edges = data.edge_index.numpy().tobytes()
-    made_of = {
-        'recipe': FEATURES[features],
-        'edges': hashlib.sha256(edges).hexdigest(),
-    }
+    edges = hashlib.sha256(data.edge_index.numpy().tobytes()).hexdigest()
+    made_of = {'recipe': FEATURES[features], 'edges': edges}
     folder = Path(root).expanduser() / 'ogb' / 'ogbn_arxiv' / 'processed'
     file = folder / 'structural_features.pt'
-    data.x = _cached(file, made_of)
-    if data.x is None:
-        data.x = structural_features(data.edge_index, data.y.numel())
-        with replacing(file) as temporary:
-            torch.save({**made_of, 'x': data.x}, temporary)
-    return data
-
-
-def _cached(file: Path, made_of: dict[str, str]) -> Tensor | None:
-    if not file.exists():
-        return None
     try:
         content = torch.load(file, weights_only=True)
-    except Exception:  # damaged; torch raises many kinds
-        return None
-    return content['x'] if {**content, **made_of} == content else None
+    except Exception:  # absent or damaged; torch raises many kinds
+        content = {}
+    if {**content, **made_of} != content:
+        x = structural_features(data.edge_index, data.y.numel())
+        content = {**made_of, 'x': x}
+        with replacing(file) as temporary:
+            torch.save(content, temporary)
+    data.x = content['x']
+    return data
 
 
 def with_matrix(data: Data, model: str) -> Data:
@@ -167,11 +155,11 @@ def with_matrix(data: Data, model: str) -> Data:
     if model == 'idgl-anch':
         return data
     n = data.y.numel()
-    make = _normalized if model == 'gcn' else _averaging
-    pattern, weight = make(data.edge_index, n)
+    matrix = (_normalized if model == 'gcn' else _averaging)(data.edge_index, n)
+    pattern = matrix.pattern
     with csr_without_warning():
         data.edge_index = torch.sparse_csr_tensor(
-            pattern.rowptr, pattern.col, weight, (n, n), check_invariants=False
+            pattern.rowptr, pattern.col, matrix.value, (n, n), check_invariants=False
         )
     return data
 
@@ -212,17 +200,8 @@ def run(
     checkpoint: Path | None = None,
     log_steps: int | None = 1,
 ) -> dict[str, Any]:
-    r"""Trains a model once; returns figures, epochs and seconds.
-
-    Args:
-        model (str): One of :obj:`MODELS`.
-        data (Data): The graph, from :meth:`with_matrix`.
-        seed (int): Of weights, dropout and anchors.
-        settings (dict): The hyper-parameters.
-        device (torch.device, optional): (default: :obj:`'cpu'`)
-        checkpoint (Path, optional): Where a half-finished run is kept.
-        log_steps (int, optional): How many epochs a printed line stands for; without
-            it none is printed. (default: :obj:`1`)
+    r"""Trains a model once; returns figures, epochs and seconds. Every
+    :obj:`log_steps` epochs a line is printed, without it none.
     """
     seed_everything(seed)
     network = make_model(MODELS[model], settings, data).to(device)
@@ -231,14 +210,11 @@ def run(
     def log(epoch: int, values: dict[str, Any]) -> None:
         clock.append(time.process_time())
         if log_steps is not None and (epoch + 1) % log_steps == 0:
-            print(
-                f'Run: {seed + 1:02d}, Epoch: {epoch + 1:02d}, '
-                f'Loss: {values["train_loss"]:.4f}, '
-                f'Train: {100 * values["train_score"]:.2f}%, '
-                f'Valid: {100 * values["val_score"]:.2f}% '
-                f'Test: {100 * values["test_score"]:.2f}%',
-                flush=True,
-            )
+            text = f'Run: {seed + 1:02d}, Epoch: {epoch + 1:02d}, '
+            text += f'Loss: {values["train_loss"]:.4f}, '
+            text += f'Train: {100 * values["train_score"]:.2f}%, '
+            text += f'Valid: {100 * values["val_score"]:.2f}% '
+            print(text + f'Test: {100 * values["test_score"]:.2f}%', flush=True)
 
     record = fit(
         network,
@@ -275,28 +251,17 @@ def run(
     }
 
 
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    import ogb
-
-    return {**common.versions(), 'ogb': ogb.__version__}
-
-
 def hardware(device: torch.device | str) -> str:
     """What the submission form wants to know of the machine."""
     cpu = platform.processor() or platform.machine()
     info = Path('/proc/cpuinfo')
     if info.exists():
         lines = [line.partition(':') for line in info.read_text().splitlines()]
-        named = [value.strip() for key, _, value in lines if 'model name' in key]
-        cpu = named[0] if named else cpu
+        cpu = next((text.strip() for key, _, text in lines if 'model name' in key), cpu)
     memory = psutil.virtual_memory().total / 2**30
-    found = common.machine(device)
+    found = machine(device)
     text = f'{cpu}, {found["threads"]} threads, {memory:.0f} GB of memory'
-    if torch.device(device).type == 'cuda':
-        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-        text = f'{found["device"]} ({memory:.0f} GB), {text}'
-    return text
+    return text if found['device'] == 'cpu' else f'{found["device"]}, {text}'
 
 
 # Results
@@ -305,36 +270,6 @@ def hardware(device: torch.device | str) -> str:
 def results_file(model: str, features: str, folder: Path = RESULTS) -> Path:
     """Where the runs of a model are kept."""
     return folder / 'ogbn_arxiv' / f'{features}-features_{model}.json'
-
-
-def command(model: str, features: str, seeds: list[int], max_epochs: int | None) -> str:
-    """What gives a result, without paths of the machine it ran on."""
-    first, runs = min(seeds), max(seeds) - min(seeds) + 1
-    text = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
-    text += f' --runs {runs}' + f' --first {first}' * (first > 0)
-    return text + f' --max-epochs {max_epochs}' * (max_epochs is not None)
-
-
-def read_results(
-    model: str, features: str, settings: dict[str, Any], folder: Path = RESULTS
-) -> dict[str, Any]:
-    """The runs of a model so far; those of other settings or features raise an
-    error.
-    """
-    file = results_file(model, features, folder)
-    made_with = {
-        'dataset': DATASET,
-        'model': model,
-        'features': FEATURES[features],
-        'settings': settings,
-    }
-    content = read_json(file) or {**made_with, 'runs': []}
-    if {**content, **made_with} != content:
-        raise ValueError(
-            f'Expected the settings and features that {file} was made with (got '
-            f'others); move the file away, or name another folder by --results'
-        )
-    return content
 
 
 def run_seeds(
@@ -351,59 +286,39 @@ def run_seeds(
     """Runs the seeds that are not in the results file yet and adds each to it; returns
     what the file holds of these seeds.
     """
+    import ogb
+
     settings = settings_of(model)
+    kept = {**settings, 'features': FEATURES[features]}
+    about = {'dataset': DATASET, 'model': model, 'settings': kept}
     file = results_file(model, features, folder)
     end = min(max_epochs or settings['max_epochs'], settings['max_epochs'])
     data = None
+
+    def command(options: str) -> str:
+        text = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
+        cut = f' --max-epochs {max_epochs}' if max_epochs is not None else ''
+        return f'{text} {options}{cut}'
+
     for seed in seeds:
-        stored = read_results(model, features, settings, folder)['runs']
-        if all(known['seed'] != seed for known in stored):
+        runs = {run['seed']: run for run in read_runs(file, about)['runs']}
+        if seed not in runs:
             if data is None:  # not before it is known to be needed
                 data = with_matrix(load_data(features, root), model)
+            name = f'{features}_{model}'
+            where = (str(Path(root).expanduser()), DATASET, name, kept, seed)
             record = run(
-                model,
-                data,
-                seed,
-                {**settings, 'max_epochs': end},
+                *(model, data, seed, {**settings, 'max_epochs': end}),
                 device=device,
-                checkpoint=_checkpoint_file(root, model, features, settings, seed),
+                checkpoint=checkpoint_file(*where, 'ogbn_arxiv'),
                 log_steps=log_steps,
             )
-            record = {
-                'seed': seed,
-                **record,
-                'cut_short': end == record['epochs'] < settings['max_epochs'],
-                'peak_memory_mb': common.peak_memory_mb(),
-                'hardware': hardware(device),
-                'machine': common.machine(device),
-                'versions': versions(),
-            }
-            with locked(file):
-                # Another process may have finished another seed.
-                content = read_results(model, features, settings, folder)
-                known = [r for r in content['runs'] if r['seed'] != seed]
-                runs = sorted([*known, record], key=lambda run: run['seed'])
-                all_seeds = [run['seed'] for run in runs]
-                text = command(model, features, all_seeds, max_epochs)
-                write_json(file, {**content, 'command': text, 'runs': runs})
-        print('\n'.join(run_lines(_of(seed, model, features, settings, folder))))
-    content = read_results(model, features, settings, folder)
-    content['runs'] = [run for run in content['runs'] if run['seed'] in seeds]
-    return content
-
-
-def _of(seed: int, *where: Any) -> dict[str, Any]:
-    runs = read_results(*where)['runs']
-    return next(run for run in runs if run['seed'] == seed)
-
-
-def _checkpoint_file(
-    root: str, model: str, features: str, settings: dict[str, Any], seed: int
-) -> Path:
-    text = json.dumps([settings, FEATURES[features]], sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f'{features}_{model}_{digest}_seed{seed}.pt'
-    return Path(root).expanduser() / 'checkpoints' / 'ogbn_arxiv' / name
+            record['cut_short'] = end == record['epochs'] < settings['max_epochs']
+            record |= {'hardware': hardware(device), 'ogb': ogb.__version__}
+            runs[seed] = add_run(file, about, seed, record, command, device)
+        print('\n'.join(run_lines(runs[seed])))
+    content = read_runs(file, about)
+    return {**content, 'runs': [runs[seed] for seed in seeds]}
 
 
 # What is printed
@@ -412,19 +327,15 @@ def _checkpoint_file(
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run as OGB's logger shows it."""
     yield f'Run {run["seed"] + 1:02d}:'
-    yield f'Highest Train: {100 * run["highest_train"]:.2f}'
-    yield f'Highest Valid: {100 * run["highest_valid"]:.2f}'
-    yield f'  Final Train: {100 * run["final_train"]:.2f}'
-    yield f'   Final Test: {100 * run["final_test"]:.2f}'
+    for title, key in LOGGED.items():
+        yield f'{title}: {100 * run[key]:.2f}'
 
 
 def all_lines(runs: list[dict[str, Any]]) -> Iterator[str]:
     """All runs as OGB's logger shows them."""
     yield 'All runs:'
-    yield f'Highest Train: {figure(runs, "highest_train")}'
-    yield f'Highest Valid: {figure(runs, "highest_valid")}'
-    yield f'  Final Train: {figure(runs, "final_train")}'
-    yield f'   Final Test: {figure(runs, "final_test")}'
+    for title, key in LOGGED.items():
+        yield f'{title}: {figure(runs, key)}'
 
 
 def figure(runs: list[dict[str, Any]], key: str, scale: float = 100.0) -> str:
@@ -437,31 +348,32 @@ def figure(runs: list[dict[str, Any]], key: str, scale: float = 100.0) -> str:
 
 def submission(content: dict[str, Any]) -> Iterator[str]:
     """What the submission form of OGB asks for, and what stands against one."""
-    runs, model = content['runs'], content['model']
-    by_loss = figure(runs, 'lowest_loss_test', 1.0)
+    runs, settings = content['runs'], content['settings']
     yield 'For the submission form:'
-    yield f'Method: {TITLES[MODELS[model]]}'
+    yield f'Method: {TITLES[MODELS[content["model"]]]}'
     yield f'Dataset: {DATASET}'
-    yield f'Features: {content["features"]}'
+    yield f'Features: {settings["features"]}'
     yield f'Test accuracy: {figure(runs, "final_test", 1.0)}'
     yield f'Validation accuracy: {figure(runs, "highest_valid", 1.0)}'
+    by_loss = figure(runs, 'lowest_loss_test', 1.0)
     yield f'Test accuracy at the lowest validation loss: {by_loss}'
     yield f'Runs: {len(runs)}, seeds {", ".join(str(run["seed"]) for run in runs)}'
     yield f'Parameters: {runs[0]["parameters"]}'
     yield f'Hardware: {"; ".join(dict.fromkeys(run["hardware"] for run in runs))}'
     yield f'Command: {content["command"]}'
-    for text in dict.fromkeys(_pairs(run['versions']) for run in runs):
+    for text in dict.fromkeys(
+        _pairs({**run['versions'], 'ogb': run['ogb']}) for run in runs
+    ):
         yield f'Versions: {text}'
-    yield f'Settings: {_pairs(content["settings"])}'
-    against = []
-    if content['features'] != FEATURES['ogb']:
-        against.append("the features are not OGB's")
-    if len(runs) < LEADERBOARD_RUNS:
-        against.append(f'OGB asks for {LEADERBOARD_RUNS} runs')
-    if any(run['cut_short'] for run in runs):
-        against.append('runs were cut short by --max-epochs')
-    if against:
-        yield f'Not to be submitted: {"; ".join(against)}'
+    yield f'Settings: {_pairs(settings)}'
+    against = {
+        "the features are not OGB's": settings['features'] != FEATURES['ogb'],
+        f'OGB asks for {LEADERBOARD_RUNS} runs': len(runs) < LEADERBOARD_RUNS,
+        'runs were cut short by --max-epochs': any(run['cut_short'] for run in runs),
+    }
+    if any(against.values()):
+        reasons = (reason for reason, holds in against.items() if holds)
+        yield f'Not to be submitted: {"; ".join(reasons)}'
 
 
 def _pairs(content: dict[str, Any]) -> str:
@@ -483,45 +395,31 @@ def make_table(folder: Path = RESULTS) -> str:
 
 
 def _row(model: str, runs: list[dict[str, Any]]) -> list[str]:
-    epochs, _ = mean_std([run['epochs'] for run in runs])
-    seconds, _ = mean_std([run['seconds_per_epoch'] for run in runs])
-    cpu = [run['cpu_seconds_per_epoch'] for run in runs]
-    cpu = [value for value in cpu if value is not None]
-    cut = any(run['cut_short'] for run in runs)
-    return [
-        TITLES[MODELS[model]],
-        figure(runs, 'highest_valid'),
-        figure(runs, 'final_test'),
-        figure(runs, 'lowest_loss_test'),
-        str(len(runs)),
-        f'{epochs:.0f}' + ' (cut short)' * cut,
-        f'{seconds:.1f}',
-        f'{statistics.fmean(cpu):.1f}' if cpu else '–',
-        f'{max(run["peak_memory_mb"] for run in runs):,.0f}',
-        f'{runs[0]["parameters"]:,}',
+    def mean(key: str, digits: int = 1) -> str:
+        values = [run[key] for run in runs if run[key] is not None]
+        return f'{statistics.fmean(values):.{digits}f}' if values else '–'
+
+    row = [TITLES[MODELS[model]]]
+    row += [
+        figure(runs, f) for f in ('highest_valid', 'final_test', 'lowest_loss_test')
     ]
+    cut = ' (cut short)' * any(run['cut_short'] for run in runs)
+    row += [str(len(runs)), mean('epochs', 0) + cut, mean('seconds_per_epoch')]
+    row += [mean('cpu_seconds_per_epoch')]
+    row += [f'{max(run["peak_memory_mb"] for run in runs):,.0f}']
+    return [*row, f'{runs[0]["parameters"]:,}']
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--model', choices=[*MODELS], default='idgl-anch')
-    parser.add_argument(
-        '--features',
-        choices=[*FEATURES],
-        default='ogb',
-        help="OGB's node features, or some made from the graph alone",
-    )
-    parser.add_argument(
-        '--runs', type=positive, default=LEADERBOARD_RUNS, help='number of seeds'
-    )
-    parser.add_argument('--first', type=int, default=0, help='first seed')
-    parser.add_argument(
-        '--max-epochs', type=positive, help='stop there; a killed run may be ended so'
-    )
-    parser.add_argument(
-        '--log-steps', type=positive, default=1, help='epochs from line to line'
-    )
-    parser.add_argument('--table', action='store_true', help='only show all results')
+    add = parser.add_argument
+    add('--model', choices=[*MODELS], default='idgl-anch')
+    add('--features', choices=[*FEATURES], default='ogb', help="OGB's or structural")
+    add('--runs', type=positive, default=LEADERBOARD_RUNS, help='number of seeds')
+    add('--first', type=int, default=0, help='first seed')
+    add('--max-epochs', type=positive, help='stop there; a killed run may be ended so')
+    add('--log-steps', type=positive, default=1, help='epochs from line to line')
+    add('--table', action='store_true', help='only show all results')
     add_options(parser)
     return parser.parse_args(argv)
 
@@ -531,17 +429,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     if not args.table:
         stage(args)
-        options = run_options(args)
-        content = run_seeds(
-            args.model,
-            args.features,
-            range(args.first, args.first + args.runs),
-            args.root,
-            folder=options['folder'],
-            device=options['device'],
-            max_epochs=args.max_epochs,
-            log_steps=None if args.quiet else args.log_steps,
-        )
+        options = {**run_options(args), 'max_epochs': args.max_epochs}
+        options['log_steps'] = args.log_steps if options.pop('progress') else None
+        seeds = range(args.first, args.first + args.runs)
+        content = run_seeds(args.model, args.features, seeds, args.root, **options)
         print('\n'.join(all_lines(content['runs'])))
         print('\n' + '\n'.join(submission(content)) + '\n')
     print(make_table(args.results))

@@ -1,362 +1,314 @@
-"""Turns the results on disk into the tables of the README.
+"""Turns the results on disk into the tables of the pages.
 
-    python benchmarks/report.py
-    python benchmarks/report.py --update README.md benchmarks/README.md
+    python benchmarks/report.py             # prints all tables
+    python benchmarks/report.py --update    # writes them between the markers of pages
+    python benchmarks/report.py --check     # fails where a page says something else
 
-A cell is our mean ± standard deviation in percent, and the paper's figure in brackets.
-Cells say how many runs they have if not five; with fewer they count as missing.
+Pages are README.md, benchmarks/README.md and docs/**/*.md, or the files that are named.
+A cell is our mean ± standard deviation in percent, and the paper's figure in brackets;
+it says how many runs it has if not five. Results of other settings than those of
+`configs` are not shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import documents
+import optuna
 from common import (
     CONFIGS,
     DATASETS,
+    HERE,
     RESULTS,
     TABLES,
     TITLES,
-    exponent,
     mean_and_deviation,
-    percent,
     read_json,
     read_yaml,
     table,
 )
 from node_classification import ABLATED, ABLATION_DATASETS, results_file
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from records import RUNS, accuracy_cell, count
-from search import as_key, as_text, log_file, read_trials
-from systems import SUPPORTED, System, load_settings
+from search import FINISHED
+from systems import PLANETOID, SUPPORTED, System, load_settings
 
 MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
-TIME_DATASETS = ('cora', 'citeseer', 'pubmed')
+TIME_DATASETS = PLANETOID
+Datasets = tuple[str, ...]
+REPORTED = read_yaml(CONFIGS / 'reported.yaml')
 
-# Systems that have a space to search: wanted tuned on all data they run on.
-SEARCHED = [name for name in SUPPORTED if name in read_yaml(CONFIGS / 'search.yaml')]
 
-# A table in Markdown, and the row and column of each cell that is missing.
-Table = tuple[str, list[tuple[str, str]]]
+def pages() -> list[Path]:
+    """The files that show tables."""
+    root = HERE.parent
+    return [root / 'README.md', HERE / 'README.md', *sorted(root.glob('docs/**/*.md'))]
+
+
+def results(
+    dataset: str, system: System, folder: Path, paper_splits: bool = True
+) -> dict[str, Any] | None:
+    """The results of a pair, if they are of the settings that the system has now.
+    Where a search has kept the published ones, these are the same runs.
+    """
+    drawn = paper_splits and dataset in TABLES
+    tuned = read_yaml(CONFIGS / 'tuned.yaml').get(system.base, {})
+    if system.settings == 'tuned' and dataset not in tuned:
+        return None
+    if dataset not in SUPPORTED[system.base]:
+        return None
+    settings = load_settings(system, dataset, drawn)
+    for shown in (system, System(system.base, system.ablation)):
+        content = read_json(results_file(dataset, shown, folder, drawn))
+        if content and content['settings'] == settings:
+            return content
+    return None
+
+
+def accuracy_row(
+    name: str, datasets: Datasets, folder: Path, paper_splits: bool, figures: bool
+) -> list[str]:
+    """The name of a system and its cells."""
+    system = System.parse(name)
+    row, reported = (
+        [system.title],
+        REPORTED['accuracy'].get(name, {}) if figures else {},
+    )
+    for dataset in datasets:
+        content = results(dataset, system, folder, paper_splits)
+        row.append(accuracy_cell(content, reported.get(dataset), offered=False)[0])
+    return row
 
 
 def accuracy_table(
     names: list[str],
-    datasets: tuple[str, ...],
+    datasets: Datasets,
     folder: Path,
     paper_splits: bool = True,
-) -> Table:
-    r"""A table of test accuracies, and the cells that are missing.
+    figures: bool = True,
+) -> list[list[str]]:
+    """Test accuracies on the paper's splits, or on splits drawn for each seed."""
+    options = (datasets, folder, paper_splits, figures)
+    rows = [accuracy_row(name, *options) for name in names]
+    head = ['', *(TITLES[d] for d in datasets)]
+    return [head, *(row for row in rows if {*row[1:]} != {'–'})]
 
-    Of data without a given split, it shows the runs on the paper's splits with the
-    paper's figures, or those on splits drawn anew for each seed.
+
+def main_table(folder: Path) -> list[list[str]]:
+    """All systems, and what others report."""
+    rows = accuracy_table(MAIN_ROWS, DATASETS, folder)
+    return rows + [reported_row(name, DATASETS) for name in REPORTED['others']]
+
+
+def reported_row(title: str, datasets: Datasets) -> list[str]:
+    """Figures of others, which have no runs here."""
+    figures = {**REPORTED['accuracy'], **REPORTED['others']}[title]
+    cells = (str(figures.get(dataset, '–')) for dataset in datasets)
+    title = title if title in REPORTED['others'] else f'{System(title).title}, paper'
+    return [title, *(cell.replace('memory', 'out of memory') for cell in cells)]
+
+
+def readme_table(folder: Path) -> list[list[str]]:
+    """The few rows of the README. Where no graph is given, GCN has that of the nearest
+    neighbours.
     """
-    reported = read_yaml(CONFIGS / 'reported.yaml')['accuracy']
-    tuned = read_yaml(CONFIGS / 'tuned.yaml')
-    rows, missing = [], []
-    for name in names:
-        system = System.parse(name)
-        cells = []
-        for dataset in datasets:
-            figure = reported.get(name, {}).get(dataset) if paper_splits else None
-            searched = dataset in tuned.get(system.base, {})
-            offered = dataset in SUPPORTED[system.base]
-            if system.settings == 'tuned':
-                offered &= searched or system.base in SEARCHED
-            drawn = paper_splits and dataset in TABLES
-            shown = system
-            if system.settings == 'tuned' and searched:
-                published = load_settings(System(system.base), dataset)
-                if load_settings(system, dataset) == published:
-                    shown = System(system.base)  # the same runs
-            content = read_json(results_file(dataset, shown, folder, drawn))
-            stale = content is not None and (
-                (system.settings == 'tuned' and not searched)
-                or content['settings'] != load_settings(system, dataset, drawn)
-            )
-            text, complete = accuracy_cell(content, figure, offered, stale)
-            if content and system.settings == 'tuned':
-                text += remark(content['settings'], changed=shown == system)
-            cells.append(text)
-            if not complete:
-                missing.append((system.title, TITLES[dataset]))
-        if any(cell != '–' for cell in cells):
-            rows.append([system.title, *cells])
-    return table(['', *(TITLES[d] for d in datasets)], rows), missing
+    datasets = (*PLANETOID, *TABLES)
+    names = ['gcn-tuned', 'appnp-tuned', 'idgl', 'idgl-anch']
+    rows = [accuracy_row(name, datasets, folder, True, False) for name in names]
+    rows[0][4:] = accuracy_row('gcn-knn-tuned', TABLES, folder, True, False)[1:]
+    rows = [['', *(TITLES[d] for d in datasets)], *rows]
+    return rows + [reported_row(name, datasets) for name in ('idgl', 'idgl-anch')]
 
 
-def remark(settings: dict[str, Any], changed: bool) -> str:
-    """What a search has found, if it is not just another set of numbers."""
-    if not changed:
-        return ', as published'
-    text = ', w/o IL' * (settings.get('max_iters') == 0)
-    backbone = settings.get('backbone')
-    return text + (f', {backbone.upper()} layers' if backbone else '')
-
-
-def gains_table(folder: Path) -> Table:
+def gains_table(folder: Path) -> list[list[str]]:
     """What a part of IDGL is worth: the test accuracy with it minus that without, of
     the same seeds, in points.
     """
-    parts = {'noil': 'iterating', 'noreg': 'regularisation'}
-    rows, missing = [], []
+    rows = [['', *(TITLES[d] for d in ABLATION_DATASETS)]]
     for base in ('idgl', 'idgl-anch'):
-        for ablation, part in parts.items():
-            title, cells = f'{System(base).title}: {part}', []
+        for ablation, part in {'noil': 'iterating', 'noreg': 'regularisation'}.items():
+            cells = []
             for dataset in ABLATION_DATASETS:
-                whole = scores(dataset, System(base), folder, 'test')
-                rest = scores(dataset, System(base, ablation), folder, 'test')
-                text, complete = gain_cell(whole, rest)
-                cells.append(text)
-                if not complete:
-                    missing.append((title, TITLES[dataset]))
-            rows.append([title, *cells])
-    return table(['', *(TITLES[d] for d in ABLATION_DATASETS)], rows), missing
+                whole, rest = (
+                    {
+                        run['seed']: run['test']
+                        for run in (found or {'runs': []})['runs']
+                    }
+                    for found in (
+                        results(dataset, System(base, name), folder)
+                        for name in (None, ablation)
+                    )
+                )
+                seeds = sorted({*whole} & {*rest})
+                gains = [100.0 * (whole[seed] - rest[seed]) for seed in seeds]
+                text = mean_and_deviation(gains, sign='+') if gains else '–'
+                short = gains and len(gains) != RUNS
+                cells.append(f'{text}, {count(gains)}' if short else text)
+            rows.append([f'{System(base).title}: {part}', *cells])
+    return rows
 
 
-def scores(dataset: str, system: System, folder: Path, key: str) -> dict[int, float]:
-    """Test (or dev) accuracies by seed, on the paper's splits, of the settings that the
-    system has now.
-    """
-    drawn = dataset in TABLES
-    content = read_json(results_file(dataset, system, folder, drawn))
-    if not content or content['settings'] != load_settings(system, dataset, drawn):
-        return {}
-    return {run['seed']: run[key] for run in content['runs']}
+def searches_table(folder: Path) -> list[list[str]]:
+    """How many settings have been tried on the dev set; with a star by Optuna."""
+    rows = [['', *(TITLES[d] for d in DATASETS)]]
+    for base in read_yaml(CONFIGS / 'search.yaml'):
+        cells = []
+        for dataset in DATASETS:
+            name = f'{dataset}_{base}'
+            old = folder / 'search' / f'{name}.jsonl'
+            new = folder / 'search' / 'optuna' / f'{name}.log'
+            text = '–'
+            if new.exists():
+                storage = JournalStorage(JournalFileBackend(str(new)))
+                study = optuna.load_study(study_name=name, storage=storage)
+                text = f'{len(study.get_trials(states=FINISHED))}*'
+            elif old.exists():
+                lines = old.read_text(encoding='utf-8').splitlines()
+                text = str(len({str(json.loads(line)['params']) for line in lines}))
+            cells.append(text)
+        rows.append([System(base).title, *cells])
+    return rows
 
 
-def gain_cell(whole: dict[int, float], rest: dict[int, float]) -> tuple[str, bool]:
-    """The mean and deviation of the differences, and whether there are enough."""
-    gains = [100.0 * (whole[seed] - rest[seed]) for seed in sorted({*whole} & {*rest})]
-    if not gains:
-        return 'missing', False
-    text = mean_and_deviation(gains, sign='+')
-    if len(gains) != RUNS:
-        text += f', {count(gains)}'
-    return text, len(gains) >= RUNS
-
-
-def searches_table(folder: Path) -> Table:
-    """The searches on the dev sets: the settings chosen, and those published with the
-    same seeds.
-    """
-    tuned = read_yaml(CONFIGS / 'tuned.yaml')
-    rows, missing = [], []
-    for base, dataset in [(name, d) for name in SEARCHED for d in SUPPORTED[name]]:
-        published = load_settings(System(base), dataset, dataset in TABLES)
-        trials: dict[str, dict[int, float]] = {}
-        for run in read_trials(log_file(base, dataset, folder), published):
-            trials.setdefault(as_key(run['settings']), {})[run['seed']] = run['dev']
-        chosen = tuned.get(base, {}).get(dataset)
-        dev = trials.get(as_key({**published, **(chosen or {})}))
-        if chosen is None or dev is None:
-            missing.append((System(base).title, TITLES[dataset]))
-            continue
-        # Of the published setting, runs are at hand that no search had to make.
-        before = scores(dataset, System(base), folder, 'dev')
-        before |= trials.get(as_key(published), {})
-        same = [before[seed] for seed in dev if seed in before]
-        changed = {k: v for k, v in chosen.items() if published.get(k) != v}
-        compared = sum(len(seeds) >= len(dev) for seeds in trials.values())
-        cells = [System(base).title, TITLES[dataset]]
-        cells += [str(len(trials)), str(compared), str(len(dev))]
-        cells += [percent(same) if len(same) == len(dev) else '–']
-        cells += [percent(list(dev.values())), as_text(changed) or 'nothing']
-        rows.append(cells)
-    header = ['', 'data', 'trials', 'to the end', 'seeds']
-    header += ['dev, published', 'dev, chosen', 'changes']
-    return table(header, rows), missing
-
-
-def time_table(folder: Path) -> Table:
-    """Seconds until training stops, as a multiple of GCN's with the same seeds, and the
-    paper's.
-    """
-    reported = read_yaml(CONFIGS / 'reported.yaml')['seconds']
-    seconds: dict[tuple[str, str], dict[int, float]] = {}
+def time_table(folder: Path) -> list[list[str]]:
+    """Seconds until training stops, how often those of GCN, and the paper's."""
+    seconds: dict[tuple[str, str], list[float]] = {}
     for run in timed_runs(folder):
         key = (run['system'], run['dataset'])
-        seconds.setdefault(key, {})[run['seed']] = run['seconds']
-    rows, missing = [], []
+        seconds.setdefault(key, []).append(run['seconds'])
+    runs = min(map(len, seconds.values()), default=0)
+    rows = [[f'{runs} run{"s" * (runs != 1)} each', *(TITLES[d] for d in PLANETOID)]]
     for name in TIME_ROWS:
-        system = System.parse(name)
-        row = [system.title]
+        cells = []
         for dataset in TIME_DATASETS:
-            figure = reported.get(name, {}).get(dataset)
-            beside = f' ({figure})' if figure else ''
-            values = seconds.get((name, dataset), {})
-            gcn = seconds.get(('gcn', dataset), {}) if name != 'gcn' else {}
-            offered = dataset in SUPPORTED[system.base]
-            row.append(time_cell(values, gcn) + beside if offered else '–')
-            if offered and len(values) < RUNS:
-                missing.append((system.title, TITLES[dataset]))
-        rows.append(row)
-    return table(['', *(TITLES[d] for d in TIME_DATASETS)], rows), missing
+            values = seconds.get((name, dataset), [])[:runs]
+            gcn = seconds.get(('gcn', dataset), [])[:runs]
+            text = f'{mean_and_deviation(values)} s' if values else '–'
+            if values and gcn and name != 'gcn':
+                text += f', {sum(values) / sum(gcn):.1f}×'
+            figure = REPORTED['seconds'].get(name, {}).get(dataset)
+            cells.append(f'{text} ({figure})' if figure else text)
+        rows.append([System.parse(name).title, *cells])
+    return rows
 
 
 def timed_runs(folder: Path) -> list[dict[str, Any]]:
     """The runs that have been timed, with the settings that their systems have now."""
-    content = read_json(folder / 'training_time.json') or {'runs': []}
+    runs = (read_json(folder / 'training_time.json') or {'runs': []})['runs']
     return [
         run
-        for run in content['runs']
+        for run in sorted(runs, key=lambda run: run['seed'])
         if run['settings'] == load_settings(System.parse(run['system']), run['dataset'])
     ]
 
 
-def time_cell(values: dict[int, float], gcn: dict[int, float]) -> str:
-    """Seconds of some seeds, and how often those of GCN with the same seeds."""
-    if not values:
-        return 'missing'
-    text = f'{mean_and_deviation(list(values.values()))} s'
-    if both := sorted({*values} & {*gcn}):
-        ratio = sum(values[seed] for seed in both) / sum(gcn[seed] for seed in both)
-        text += f', {ratio:.1f}×'
-    return text + (f', {count(values)}' if len(values) < RUNS else '')
-
-
-def speed_table(folder: Path) -> Table:
-    """An epoch against the literal algorithm and GCN, and against size."""
-    content = read_json(folder / 'speed.json')
-    if not content:
-        return 'missing', [('speed', 'all')]
-    rows, missing = [], []
-    for row in content.get('epochs', []):
-        if 'gcn_epochs' not in row:
-            continue
-        name = TITLES[row['data']] + ' (made up)' * row.get('synthetic', False)
-        cells = [name, System.parse(row['system']).title]
-        cells.append(f'{row["seconds"]["idgl"] * 1e3:,.0f} ms')
-        cells.append(f'{row["speedup"]:.0f}×' if 'speedup' in row else '–')
-        cells.append(f'{row["gcn_epochs"]:.1f}')
-        cells.append(f'{row["peak_mb"]:,.0f} MB')
-        other = row.get('reference_peak_mb')
-        cells.append(f'{other:,.0f} MB' if other else '–')
-        rows.append(cells)
+def speed_table(folder: Path) -> list[list[str]]:
+    """An epoch against GCN and the literal algorithm (documents: padded ones)."""
+    content = read_json(folder / 'speed.json') or {}
     head = ['data', 'model', 'epoch', 'faster than the literal algorithm']
-    head += ['GCN epochs', 'memory', 'memory of the literal algorithm']
-    lines = [table(head, rows)]
+    rows = [[*head, 'GCN epochs', 'memory', 'memory of the literal algorithm']]
+
+    def add(data, model, seconds, speedup=None, gcn=None, memory=None, other=None):
+        cells = [(1e3 * seconds, ',.0f', ' ms'), (speedup, '.0f', '×')]
+        cells += [(gcn, '.1f', ''), (memory, ',.0f', ' MB'), (other, ',.0f', ' MB')]
+        texts = [f'{x:{form}}{unit}' if x else '–' for x, form, unit in cells]
+        rows.append([data, model, *texts])
+
     for row in content.get('epochs', []):
+        name = TITLES[row['data']] + ' (made up)' * row.get('synthetic', False)
         if row['system'] == 'idgl-tiled':
-            lines.append(
-                f'IDGL with ε = 0.1 on all pairs of Pubmed (two refinements): '
-                f'{row["seconds"][0]:.0f} s and {row["peak_mb"]:,.0f} MB an epoch.'
-            )
+            name += ', all pairs over 0.1'
+            add(name, 'IDGL', row['seconds'][0], memory=row['peak_mb'])
+            continue
+        speedup, other = row.get('speedup'), row.get('reference_peak_mb')
+        times = (row['seconds']['idgl'], speedup, row['gcn_epochs'])
+        add(name, System(row['system']).title, *times, row['peak_mb'], other)
+    if row := content.get('arxiv'):
+        seconds = sorted(row['idgl_anch']['seconds'])[len(row['gcn']['seconds']) // 2]
+        name, memory = 'size of ogbn-arxiv', row['idgl_anch']['peak_mb']
+        add(name, 'IDGL-Anch', seconds, gcn=row['ratio'], memory=memory)
+    if row := content.get('documents'):
+        times = (row['seconds']['idgl'], row['speedup'], None)
+        name = f'{len(row["sizes"])} documents'
+        add(name, 'IDGL', *times, row['peak_mb'], row['padded_peak_mb'])
+    return rows
+
+
+def scaling_table(folder: Path) -> list[list[str]]:
+    """How time and memory of an epoch grow with the number of nodes."""
+    content = read_json(folder / 'speed.json') or {}
+    rows = [['graph', 'time ~ n^', 'memory ~ n^', 'most nodes', 'epoch', 'memory']]
     for row in content.get('scaling', []):
         last = row['points'][-1]
-        text = f'{row["kind"].capitalize()}: '
-        if 'time_exponent' in row:
-            text += f'time ~ n^{row["time_exponent"]:.2f}, '
-            text += f'memory ~ n^{row["memory_exponent"]:.2f}'
-            if last.get('environment') == {}:
-                every = exponent(row['points'], 'seconds')
-                text += f' without the largest size (n^{every:.2f} with it)'
-            text += '; '
-        text += (
-            f'with two refinements {last["n"]:,} nodes take {last["seconds"]:.1f} s '
-        )
-        text += f'and {last["peak_mb"]:,.0f} MB an epoch'
-        if last.get('environment') == {}:
-            text += ', with the default allocator'
-        lines.append(f'{text}.')
-    if 'arxiv' in content:
-        arxiv = content['arxiv']
-        lines.append(
-            f'At the size of ogbn-arxiv an epoch of IDGL-Anch, with two refinements, '
-            f"takes {arxiv['ratio']:.2f} times one of PyG's GCN with the same layers, "
-            f'and {arxiv["idgl_anch"]["peak_mb"]:,.0f} MB.'
-        )
-    if 'documents' in content:
-        row = content['documents']
-        rate, sizes = row['documents_per_second'], row['sizes']
-        lines.append(
-            f'Forward and backward of {len(sizes)} documents of {min(sizes)} to '
-            f'{max(sizes):,} tokens (made up), with the settings for 20News and '
-            f'{row["refinements"]} refinements, on one thread: {rate["idgl"]:.1f} '
-            f'documents a second of CPU time and {row["peak_mb"]:,.0f} MB, '
-            f'{row["speedup"]:.1f}× as fast as the straightforward implementation, '
-            f'which pads documents to the longest and stacks heads '
-            f'({rate["padded"]:.2f} a second, {row["padded_peak_mb"]:,.0f} MB); with '
-            f'ten refinements {rate["idgl_ten"]:.1f} documents a second.'
-        )
-    for part in ('epochs', 'scaling', 'arxiv', 'documents'):
-        if part not in content:
-            missing.append(('speed', part))
-    return '\n\n'.join(lines), missing
+        cells = [f'{row[key]:.2f}' for key in ('time_exponent', 'memory_exponent')]
+        cells += [f'{last["n"]:,}', f'{last["seconds"]:.1f} s']
+        rows.append([row['kind'], *cells, f'{last["peak_mb"]:,.0f} MB'])
+    return rows
 
 
-def make_tables(folder: Path = RESULTS) -> dict[str, Table]:
+def make_tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables by the name of their markers."""
     ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
     published = [name for name in MAIN_ROWS if not name.endswith('-tuned')]
-    return {
-        'main': accuracy_table(MAIN_ROWS, DATASETS, folder),
-        'random-splits': accuracy_table(published, TABLES, folder, paper_splits=False),
+    tables = {
+        'main': main_table(folder),
+        'readme': readme_table(folder),
+        'random-splits': accuracy_table(published, TABLES, folder, False, False),
         'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
         'gains': gains_table(folder),
         'searches': searches_table(folder),
         'training-time': time_table(folder),
         'speed': speed_table(folder),
-        'documents': documents.make_table(folder),
+        'scaling': scaling_table(folder),
     }
+    made = {name: table(rows[0], rows[1:]) for name, rows in tables.items()}
+    return {**made, 'documents': documents.make_table(folder)}
 
 
-def describe(missing: list[tuple[str, str]]) -> str:
-    """A sentence that names the missing cells, row by row."""
-    rows: dict[str, list[str]] = {}
-    for row, column in missing:
-        rows.setdefault(row, []).append(column)
-    cells = '; '.join(f'{row}: {", ".join(columns)}' for row, columns in rows.items())
-    return f'Missing, or with too few runs: {cells}.' if missing else 'Complete.'
+def update(text: str, tables: dict[str, str]) -> str:
+    """Replaces what stands between markers."""
 
+    def fill(match: re.Match) -> str:
+        if match[1] not in tables:
+            raise ValueError(f'Expected one of {", ".join(tables)} (got {match[1]!r})')
+        return f'<!-- results:{match[1]} -->\n{tables[match[1]]}\n'
 
-def update(text: str, tables: dict[str, Table]) -> tuple[str, list]:
-    """Replaces what stands between markers; returns also the names not found."""
-    absent = []
-    for name, (content, missing) in tables.items():
-        content += f'\n\n{describe(missing)}' if missing else ''
-        pattern = rf'(<!-- results:{name} -->).*?(<!-- /results:{name} -->)'
-        replacement = rf'\1\n{content}\n\2'  # Tables hold no backslashes.
-        text, count = re.subn(pattern, replacement, text, flags=re.S)
-        if count == 0:
-            absent.append(name)
-    return text, absent
+    marked = r'<!-- results:(\S+) -->\n.*?(?=<!-- /results:\1 -->)'
+    return re.sub(marked, fill, text, flags=re.S)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--results', type=Path, default=RESULTS)
-    parser.add_argument(
-        '--update',
-        type=Path,
-        nargs='+',
-        default=[],
-        metavar='FILE',
-        help='files with markers to fill',
-    )
+    parser.add_argument('--update', type=Path, nargs='*', metavar='FILE')
+    parser.add_argument('--check', type=Path, nargs='*', metavar='FILE')
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     tables = make_tables(args.results)
-    for name, (content, missing) in tables.items():
-        print(f'## {name}\n\n{content}\n')
-        print(f'{describe(missing)}\n')
-    absent = set(tables)
-    for file in args.update:
-        text, without = update(file.read_text(encoding='utf-8'), tables)
-        file.write_text(text, encoding='utf-8')
-        absent &= set(without)
-    if args.update and absent:
-        names = [name for name in tables if name in absent]
-        print(f'No markers anywhere for: {", ".join(names)}')
-    return 0
+    if args.update is None and args.check is None:
+        print('\n\n'.join(f'## {name}\n\n{text}' for name, text in tables.items()))
+        return 0
+    code = 0
+    for file in args.update or args.check or pages():
+        before = file.read_text(encoding='utf-8')
+        after = update(before, tables)
+        if args.update is not None:
+            file.write_text(after, encoding='utf-8')
+        elif after != before:
+            print(f'{file}: a table differs from the results; run report.py --update')
+            code = 1
+    return code
 
 
 if __name__ == '__main__':

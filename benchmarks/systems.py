@@ -1,13 +1,13 @@
 """The systems of the comparison: which data they run on, their settings, one run.
 
-A name is a system, perhaps an ablation of it, and perhaps the word `tuned` for settings
-found by `search.py`: `idgl`, `idgl-anch-noreg`, `gcn-tuned`.
+A name is a system, perhaps an ablation or variant of it, and perhaps the word `tuned`
+for settings found by `search.py`: `idgl`, `idgl-anch-noreg`, `gcn-tuned`.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from common import CONFIGS, DATASETS, GRAPHS, TABLES, read_yaml
 from records import fitted
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
+from torch_geometric.nn import APPNP
 
 from torch_geometric_idgl.training.checkpoint import replacing
 
@@ -61,8 +62,24 @@ TITLES = {
 ABLATIONS: dict[str, dict[str, Any]] = {
     'noreg': {'smoothness': 0.0, 'connectivity': 0.0, 'sparsity': 0.0},
     'noil': {'max_iters': 0, 'first_phase': 0},  # all epochs are of the one kind
+    # Not the paper's setting for Citeseer, which has none.
+    'iterdrop': {'iter_dropout': 0.5},
+    # Seeds, initial weights and loops of the released runs: see `load_settings`.
+    'authors': {},
 }
-ABLATION_TITLES = {'noreg': 'w/o graph reg.', 'noil': 'w/o IL'}
+ABLATION_TITLES = {
+    'noreg': 'w/o graph reg.',
+    'noil': 'w/o IL',
+    'iterdrop': "with dropout in iterations (not the paper's setting)",
+    'authors': "with the authors' seeds",
+}
+
+# What predictions are smoothed with, the least first; no step at all is among it.
+SMOOTHING = [(0.0, 0)]
+SMOOTHING += [
+    (alpha, steps) for alpha in (0.5, 0.8, 0.9) for steps in (1, 2, 5, 10, 20)
+]
+SMOOTHED = ('gcn', 'gat', 'appnp', 'gcn-knn', 'gat-knn', 'idgl', 'idgl-anch')
 
 # Arguments of `fit`; all other settings are the model's, or the data's (below).
 FIT = ('lr', 'weight_decay', 'max_epochs', 'patience', 'first_phase', 'monitor')
@@ -110,7 +127,7 @@ class System:
         if base not in SUPPORTED or (ablation and not base.startswith('idgl')):
             raise ValueError(
                 f'Expected one of {", ".join(SUPPORTED)}, for IDGL also with '
-                f"'-noreg' or '-noil', for all also with '-tuned' (got '{name}')"
+                f"-{', -'.join(ABLATIONS)}, for all also with '-tuned' (got '{name}')"
             )
         system = cls(base, ablation, settings)
         if custom and any(str(system) in names(own) for own in SUPPORTED):
@@ -148,6 +165,8 @@ def load_settings(
     Published settings are the defaults of the system and what the data set changes;
     tuned ones change these again, and so does an ablation. With :obj:`paper_splits`,
     they hold the seeds of the paper's splits, for data that has no split of its own.
+    The variant `authors` has the :obj:`seeds` of the released runs: one number sets the
+    split, the initial weights and dropout.
     """
     check_supported(system, dataset)
     paper = read_yaml(CONFIGS / 'paper.yaml')
@@ -174,6 +193,8 @@ def load_settings(
                 f"'{dataset}', which has one of its own)"
             )
         settings['splits'] = paper['splits'][dataset]
+    if system.ablation == 'authors':
+        settings['seeds'] = (paper['seeds'] | paper['splits'])[dataset]
     return settings
 
 
@@ -186,14 +207,29 @@ def load_data(
 
     # IDGL finds sparse features by itself, and scikit-learn's data is dense.
     sparse_x = dataset in PLANETOID and not base.startswith('idgl')
-    splits = settings.get('splits')
+    authors = settings.get('seeds')
+    splits = authors or settings.get('splits')
     split = splits[seed % len(splits)] if splits else seed
     data = load(dataset, root, seed=split, sparse_x=sparse_x)
     if dataset in TABLES and (base == 'lds' or base.endswith('-knn')):
         data = CosineKNNGraph(k=settings['k'], force_undirected=True)(data)
+    if authors and dataset == 'citeseer':
+        _keep_loops(data, root)
     if base == 'gcn-gdc':
         data = _diffused(data, dataset, settings, root)
     return data
+
+
+def _keep_loops(data: Data, root: str) -> None:
+    # PyG removes the self-loops of the file. The released code keeps them and adds the
+    # identity, so that they count twice.
+    file = Path(root) / 'Planetoid' / 'CiteSeer' / 'raw' / 'ind.citeseer.graph'
+    graph = pickle.loads(file.read_bytes(), encoding='latin1')
+    loops = torch.tensor([node for node, others in graph.items() if node in others])
+    weight = torch.ones(data.num_edges + loops.numel())
+    weight[data.num_edges :] = 2.0
+    data.edge_index = torch.cat([data.edge_index, loops.expand(2, -1)], dim=1)
+    data.edge_weight = weight
 
 
 def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> Data:
@@ -207,18 +243,6 @@ def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> 
     with replacing(file) as temporary:
         torch.save(data.edge_index, temporary)
     return data
-
-
-def model_options(base: str) -> set[str]:
-    """What may be set of IDGL beside the settings of the paper (such as `backbone`)."""
-    from torch_geometric_idgl import IDGL, IDGLAnch
-
-    if not base.startswith('idgl'):
-        return set()
-    # IDGL-Anch hands what it does not know on to IDGL.
-    models = [IDGL] if base == 'idgl' else [IDGL, IDGLAnch]
-    names = {name for model in models for name in inspect.signature(model).parameters}
-    return names - {'in_channels', 'out_channels', 'cached', 'args', 'kwargs'}
 
 
 def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Module:
@@ -238,6 +262,20 @@ def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Modu
     if base == 'hgcn':
         return HGCN(num_features, out_channels=num_classes, **kwargs)
     return make_gnn(base, num_features, num_classes, **kwargs)
+
+
+@torch.no_grad()
+def draw_as_authors(model: torch.nn.Module, seed: int) -> None:
+    """Gives IDGL the initial weights that its released code draws with a seed: those of
+    the layers first, each drawn as inputs by outputs, then those of the two learners.
+    """
+    torch.manual_seed(seed)
+    init = torch.nn.init.xavier_uniform_
+    for conv in model.backbone.convs:
+        weight = conv.lin.weight
+        weight.copy_(init(weight.new_empty(weight.t().shape)).t())
+    for learner in (model.feature_learner, model.embedding_learner):
+        init(learner.metric.weight)
 
 
 def run(
@@ -270,9 +308,12 @@ def run(
     check_supported(system, dataset)
     base = system.base
     settings = load_settings(system, dataset) if settings is None else settings
-    seed_everything(seed)
+    authors = settings.get('seeds')
+    authors = authors[seed % len(authors)] if authors else None
+    seed_everything(seed if authors is None else authors)
     data = load_data(base, dataset, settings, root, seed).to(device)
-    settings = {key: value for key, value in settings.items() if key != 'splits'}
+    no_setting = ('splits', 'seeds')
+    settings = {key: value for key, value in settings.items() if key not in no_setting}
     if hide_test:
         data.y = data.y.where(data.train_mask | data.val_mask, -1)
     if base in ('logreg', 'rbf-svm'):
@@ -281,14 +322,14 @@ def run(
         kwargs = {key: value for key, value in settings.items() if key != 'k'}
         record = fit_lds(data, progress=progress, checkpoint=checkpoint, **kwargs)
     else:
-        record = _fit(base, data, settings, progress, checkpoint, hide_test)
+        record = _fit(base, data, settings, progress, checkpoint, hide_test, authors)
     if hide_test:
         record.pop('test')
     return record
 
 
 @torch.no_grad()
-def _cross_entropy(model: torch.nn.Module, data: Data) -> float:
+def cross_entropy(model: torch.nn.Module, data: Data) -> float:
     """The prediction loss on the dev nodes, without regularisers: comparable between
     settings that weigh these differently.
     """
@@ -299,10 +340,42 @@ def _cross_entropy(model: torch.nn.Module, data: Data) -> float:
     return float(torch.nn.functional.cross_entropy(out[mask], data.y[mask]))
 
 
-def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any]:
+@torch.no_grad()
+def smoothed(model: torch.nn.Module, data: Data) -> dict[str, Any]:
+    """Dev and test accuracy of predictions smoothed over the last learned graph, or
+    over the normalised graph of a model that learns none. How much is chosen on the dev
+    nodes of each run; of equals, the least.
+    """
+    from torch_geometric_idgl import IDGL
+    from torch_geometric_idgl.training import accuracy
+
+    model.eval()
+    if isinstance(model, IDGL):
+        smooth = model(data, return_trace=True)[1].smooth
+    else:
+        probs = model(data.x, data.edge_index).softmax(dim=-1)
+
+        def smooth(alpha, steps):
+            return APPNP(steps, 1.0 - alpha)(probs, data.edge_index)
+
+    best: dict[str, Any] = {}
+    for alpha, steps in SMOOTHING:
+        out = smooth(alpha, steps)
+        masks = {'dev': data.val_mask, 'test': data.test_mask}
+        scores = {key: accuracy(out[mask], data.y[mask]) for key, mask in masks.items()}
+        if not best or scores['dev'] > best['dev']:
+            best = {**scores, 'alpha': alpha, 'steps': steps}
+    return best
+
+
+def _fit(
+    base, data, settings, progress, checkpoint, hide_test, authors
+) -> dict[str, Any]:
     from torch_geometric_idgl.training import fit
 
     model = make_model(base, settings, data).to(data.x.device)
+    if authors is not None:
+        draw_as_authors(model, authors)
     if hide_test:
         del data.test_mask
     record = fit(
@@ -312,8 +385,11 @@ def _fit(base, data, settings, progress, checkpoint, hide_test) -> dict[str, Any
         checkpoint=checkpoint,
         **{key: settings[key] for key in FIT if key in settings},
     )
-    return {
+    found = {
         'train': record.train_score,
         **fitted(record, model),
-        'dev_cross_entropy': _cross_entropy(model, data),
+        'dev_cross_entropy': cross_entropy(model, data),
     }
+    if base in SMOOTHED and not hide_test:
+        found['smoothed'] = smoothed(model, data)
+    return found

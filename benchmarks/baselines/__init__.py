@@ -11,12 +11,4 @@ from baselines.lds import fit_lds
 warnings.filterwarnings('ignore', '.*Sparse CSR tensor support is in beta.*')
 warnings.filterwarnings('ignore', '.*Sparse invariant checks are implicitly.*')
 
-__all__ = [
-    'GNN',
-    'APPNPNet',
-    'HGCN',
-    'diffuse',
-    'fit_classical',
-    'fit_lds',
-    'make_gnn',
-]
+__all__ = ['GNN', 'APPNPNet', 'HGCN', 'diffuse', 'fit_classical', 'fit_lds', 'make_gnn']

@@ -26,16 +26,11 @@ class GNN(torch.nn.Module):
         in_channels (int): Size of each input sample.
         hidden_channels (int): Size of each hidden sample (per head for GAT).
         out_channels (int): The number of classes.
-        num_layers (int, optional): (default: :obj:`2`)
-        dropout (float, optional): Dropout on the input of each layer, and on GAT's
-            attention coefficients. (default: :obj:`0.5`)
-        heads (int, optional): Attention heads of hidden layers. (default: :obj:`8`)
-        out_heads (int, optional): Averaged heads of the last layer.
-            (default: :obj:`1`)
+        dropout (float, optional): On the input of each layer and on GAT's attention.
+        heads (int, optional): GAT's heads of hidden layers.
+        out_heads (int, optional): Averaged heads of its last layer.
         batch_norm (bool, optional): Batch norm after hidden layers.
-            (default: :obj:`False`)
-        normalize (bool, optional): Whether GCN normalises the graph; not where its
-            weights are normalised already. (default: :obj:`True`)
+        normalize (bool, optional): Whether GCN normalises the graph.
         input_dropout (float, optional): Dropout on the features, if different.
     """
 
@@ -215,9 +210,5 @@ def make_gnn(
     # The diffused graph is normalised already.
     normalize = system != 'gcn-gdc'
     return GNN(
-        conv,
-        in_channels,
-        out_channels=out_channels,
-        normalize=normalize,
-        **kwargs,
+        conv, in_channels, out_channels=out_channels, normalize=normalize, **kwargs
     )

@@ -174,15 +174,13 @@ class HGCN(torch.nn.Module):
         self.max_weight = max_weight
         self.embedding = torch.nn.Embedding(max_weight + 1, weight_channels)
         inner = hidden_channels + weight_channels
+        sizes = [(in_channels, hidden_channels)]
+        sizes += [(inner, hidden_channels)] * (2 * levels - 1)
+        sizes += [(hidden_channels, out_channels)]
         self.convs = torch.nn.ModuleList(
-            [MultiChannelConv(in_channels, hidden_channels, channels)]
-            + [
-                MultiChannelConv(inner, hidden_channels, channels)
-                for _ in range(2 * levels - 1)
-            ]
-            + [MultiChannelConv(hidden_channels, out_channels, channels)]
+            MultiChannelConv(*size, channels) for size in sizes
         )
-        self._hierarchy: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
+        self._hierarchy: list[tuple] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -194,22 +192,16 @@ class HGCN(torch.nn.Module):
 
     def _levels(self, edge_index: Tensor, num_nodes: int):
         if self._hierarchy is None:
-            hierarchy = build_hierarchy(
-                edge_index, num_nodes, self.levels, self.max_weight
-            )
-            self._hierarchy = [
-                (
-                    _normalized(level.adj).to(edge_index.device),
-                    # Equivalence may form hyper-nodes heavier than the table is long.
-                    torch.from_numpy(level.weight.clip(max=self.max_weight)).to(
-                        edge_index.device
-                    ),
-                    None
-                    if level.group is None
-                    else torch.from_numpy(level.group).to(edge_index.device),
+            self._hierarchy = []
+            sizes = (self.levels, self.max_weight)
+            for level in build_hierarchy(edge_index, num_nodes, *sizes):
+                # Equivalence may form hyper-nodes heavier than the table is long.
+                weight = torch.from_numpy(level.weight.clip(max=self.max_weight))
+                group = None if level.group is None else torch.from_numpy(level.group)
+                parts = (_normalized(level.adj), weight, group)
+                self._hierarchy.append(
+                    tuple(t if t is None else t.to(edge_index.device) for t in parts)
                 )
-                for level in hierarchy
-            ]
         return self._hierarchy
 
     def _conv(self, i: int, x: Tensor, adj: Tensor, weight: Tensor | None) -> Tensor:

@@ -25,23 +25,9 @@ from torch_geometric.utils import to_undirected
 from tqdm.auto import tqdm
 
 from baselines.features import dropout, matmul
-from torch_geometric_idgl.training.checkpoint import (
-    replacing,
-    rng_state,
-    set_rng_state,
-)
+from torch_geometric_idgl.training.checkpoint import replacing, rng_state, set_rng_state
 
-__all__ = [
-    'EdgeSampler',
-    'InnerState',
-    'Outer',
-    'SampledGraph',
-    'fit_lds',
-    'gcn',
-    'hypergradient',
-    'init_gcn',
-    'inner_step',
-]
+__all__ = ['fit_lds']
 
 Params = list[Tensor]
 
@@ -192,18 +178,11 @@ def inner_step(
     new = InnerState([])
     new.step = state.step + 1
     correct1, correct2 = (1 - b**new.step for b in betas)
-    new.first = [
-        betas[0] * m + (1 - betas[0]) * g
-        for m, g in zip(state.first, grads, strict=True)
-    ]
-    new.second = [
-        betas[1] * v + (1 - betas[1]) * g**2
-        for v, g in zip(state.second, grads, strict=True)
-    ]
-    new.params = [
-        p - lr * (m / correct1) / (v / correct2 + eps).sqrt()
-        for p, m, v in zip(state.params, new.first, new.second, strict=True)
-    ]
+    for p, m, v, g in zip(state.params, state.first, state.second, grads, strict=True):
+        new.first.append(betas[0] * m + (1 - betas[0]) * g)
+        new.second.append(betas[1] * v + (1 - betas[1]) * g**2)
+        scale = (new.second[-1] / correct2 + eps).sqrt()
+        new.params.append(p - lr * (new.first[-1] / correct1) / scale)
     return new
 
 
@@ -314,35 +293,17 @@ def fit_lds(
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
 ) -> dict:
-    r"""Algorithm 1 of the paper.
+    r"""Algorithm 1 of the paper, from the given graph or a kNN graph (kNN-LDS).
 
-    Args:
-        data (Data): Features, labels, masks and the graph that the probabilities
-            start from: the given one, or a kNN graph (kNN-LDS).
-        hidden_channels (int, optional): (default: :obj:`16`)
-        dropout (float, optional): (default: :obj:`0.5`)
-        lr (float, optional): Adam's rate for the GCN. (default: :obj:`0.01`)
-        weight_decay (float, optional): On the GCN's first layer.
-            (default: :obj:`5e-4`)
-        outer_lr (float, optional): Rate of projected gradient descent on the
-            probabilities. (default: :obj:`0.1`)
-        outer_decay (float, optional): Its factor after each outer step.
-            (default: :obj:`0.99`)
-        tau (int, optional): Inner steps between two outer steps, all of which the
-            hypergradient goes through. (default: :obj:`5`)
-        samples (int, optional): Graphs that a prediction averages over.
-            (default: :obj:`16`)
-        inner_patience (int, optional): The GCN starts anew when the training loss has
-            not decreased for so many outer steps. (default: :obj:`4`)
-        max_windows (int, optional): Outer steps before the GCN starts anew at the
-            latest. (default: :obj:`40`)
-        patience (int, optional): Stop when so many starts gave nothing better on the
-            second half of the dev set. (default: :obj:`5`)
-        max_restarts (int, optional): (default: :obj:`50`)
-        progress (bool, optional): Show a progress bar. (default: :obj:`True`)
-        checkpoint (str, optional): A file to save the run in after each start, and to
-            continue from if it exists. It is removed at the end.
-            (default: :obj:`None`)
+    The GCN is trained by Adam with :obj:`lr`, with :obj:`weight_decay` on its first
+    layer, and starts anew when its training loss has not decreased for
+    :obj:`inner_patience` outer steps, or after :obj:`max_windows`. An outer step comes
+    after :obj:`tau` inner ones, which its gradient goes through: projected gradient
+    descent on the probabilities with the rate :obj:`outer_lr`, times
+    :obj:`outer_decay` after each. It ends when :obj:`patience` starts gave nothing
+    better on the second half of the dev set, or after :obj:`max_restarts`. Predictions
+    average over :obj:`samples` graphs. The run is saved in the file
+    :obj:`checkpoint` after each start, and goes on from it.
     """
     x, y = data.x, data.y
     classes = int(y.max()) + 1
@@ -358,13 +319,8 @@ def fit_lds(
         decay = weight_decay / 2 * state.params[0].square().sum()
         return F.cross_entropy(out[train], y[train]) + decay
 
-    bar = tqdm(
-        total=outer.restart + patience,
-        initial=outer.restart,
-        disable=not progress,
-        desc='LDS',
-        leave=False,
-    )
+    shown = {'desc': 'LDS', 'disable': not progress, 'leave': False}
+    bar = tqdm(total=outer.restart + patience, initial=outer.restart, **shown)
     while outer.restart < max_restarts and outer.stale < patience:
         start = time.perf_counter()
         params = init_gcn(x.size(1), hidden_channels, classes)

@@ -1,7 +1,7 @@
 import torch
-from padded_documents import padded_idgl
 from torch_geometric.utils import to_dense_batch
 
+from tests.padded_documents import padded_idgl
 from torch_geometric_idgl import IDGL
 
 SETTINGS = {

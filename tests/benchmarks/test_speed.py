@@ -1,23 +1,20 @@
-"""The speed benchmark, on tiny data made up where the real files are absent."""
+"""The speed benchmark, on tiny data."""
 
-import json
 import math
 from types import SimpleNamespace
 
 import common
+import compare_revisions
 import pytest
-import report
 import speed
 import speed_cases
 import torch
 
 
 @pytest.mark.parametrize('system', ['idgl', 'idgl-anch'])
-def test_epochs_against_reference_and_gcn(system, tmp_path, monkeypatch):
-    monkeypatch.setitem(speed_cases.SHAPES, 'cora', (60, 100, 32, 3, 0.2))
-    case = {'job': 'time', 'data': 'cora', 'system': system, 'root': str(tmp_path)}
+def test_epochs_against_reference_and_gcn(system, tmp_path):
+    case = {'job': 'time', 'data': 'wine', 'system': system, 'root': str(tmp_path)}
     result = speed_cases.run_case({**case, 'repeats': 1, 'reference': True})
-    assert result['synthetic']
     assert set(result['seconds']) == {'idgl', 'gcn', 'reference'}
     assert all(min(times) > 0 for times in result['seconds'].values())
 
@@ -35,44 +32,43 @@ def test_exponent_is_the_slope():
     assert math.isclose(speed.exponent(points, 'seconds'), 1.5)
 
 
-def test_scaling_saves_every_point(monkeypatch):
+def test_scaling_saves_every_point(tmp_path, monkeypatch):
     answer = {'seconds': [1.0], 'peak_mb': 300.0, 'start_mb': 100.0}
+    out, saved = tmp_path / 'speed.json', []
+    common.write_json(out, {'note': 'of before'})
 
     def fresh(case, environment):
         if environment and case['n'] == 1000:
             raise speed.OutOfMemory
+        saved.append(common.read_json(out))
         return answer
 
+    def scaling(*options):
+        speed.main(['--only', 'scaling', '--out', str(out), *options])
+        content = common.read_json(out)
+        assert content['note'] == 'of before'
+        return {row['kind']: row for row in content['scaling']}
+
     monkeypatch.setattr(speed, 'fresh', fresh)
-    saved: list[str] = []
-    args = SimpleNamespace(sizes=[10, 100], kinds=['anchor', 'tiled'])
-    known = [{'kind': 'low-rank', 'points': []}, {'kind': 'tiled', 'points': []}]
-    speed.scaling(args, known, lambda rows: saved.append(json.dumps(rows)))
-    assert len(saved) == 4  # two kinds of graph, two sizes
-    rows = {row['kind']: row for row in json.loads(saved[-1])}
-    assert list(rows) == ['low-rank', 'anchor', 'tiled']
+    rows = scaling('--kinds', 'anchor', 'tiled', '--sizes', '10', '100')
+    assert list(rows) == ['anchor', 'tiled']
+    assert len(saved[-1]['scaling'][1]['points']) == 1  # before the fourth
     assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
+    assert (tmp_path / 'speed.png').exists()
 
     # A further size goes to those that are known; one that needs the default
     # allocator is not part of the line.
-    args = SimpleNamespace(sizes=[1000], kinds=['tiled'])
     answer['seconds'] = [50.0]
-    speed.scaling(
-        args, json.loads(saved[-1]), lambda rows: saved.append(json.dumps(rows))
-    )
-    rows = {row['kind']: row for row in json.loads(saved[-1])}
+    rows = scaling('--kinds', 'tiled', '--sizes', '1000')
     points = rows['tiled']['points']
     assert [point['n'] for point in points] == [10, 100, 1000]
     assert [bool(point['environment']) for point in points] == [True, True, False]
     assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
     assert len(rows['anchor']['points']) == 2
-    # Every point says what made it; other failures are failures.
+    # Every point says what made it.
     command = 'python benchmarks/speed.py --only scaling --kinds tiled --sizes 1000'
     assert points[2]['made']['command'] == command
     assert 'torch' in points[2]['made']['versions']
-    monkeypatch.setattr(speed, 'fresh', lambda *_: {}['seconds'])
-    with pytest.raises(KeyError):
-        speed.scaling(args, [], saved.append)
 
 
 def test_processes_that_fail(monkeypatch):
@@ -100,35 +96,31 @@ def test_arxiv_takes_turns(monkeypatch):
 
     monkeypatch.setattr(speed, 'fresh', fresh)
     args = SimpleNamespace(arxiv_nodes=5, arxiv_edges=5, repeats=2)
-    assert speed.arxiv(args)['ratio'] == 0.5
+    assert speed.arxiv(args, None)['ratio'] == 0.5
     assert cases == ['arxiv-idgl', 'arxiv-gcn'] * 2
 
 
-def test_compare_keeps_rows_that_are_not_asked_for(monkeypatch, capsys):
+def test_epochs_keep_rows_that_are_not_asked_for(monkeypatch):
     def fresh(case):
         if case['job'] == 'time':
             times = {'idgl': [1.0, 3.0], 'gcn': [0.5], 'reference': [40.0]}
-            return {'seconds': times, 'synthetic': False}
+            return {'seconds': times}
         peak = 900.0 if case['reference'] else 300.0
         return {'seconds': [2.0], 'peak_mb': peak, 'start_mb': 200.0}
 
     monkeypatch.setattr(speed, 'fresh', fresh)
     known = [{'data': 'cora', 'system': 'idgl'}, {'data': 'digits', 'system': 'idgl'}]
-    args = SimpleNamespace(
-        cases=['digits/idgl', 'pubmed/idgl-tiled'], root='', repeats=2
-    )
-    rows = speed.compare(args, True, known)
+    cases = ['digits/idgl', 'pubmed/idgl-tiled']
+    args = SimpleNamespace(cases=cases, root='', repeats=2, only=None)
+    rows = speed.epochs(args, known)
     assert rows[0] is known[0]
-    assert [(r['data'], r['system']) for r in rows[1:]] == [
-        ('digits', 'idgl'),
-        ('pubmed', 'idgl-tiled'),
-    ]
-    row = rows[1]
+    assert [f'{r["data"]}/{r["system"]}' for r in rows[1:]] == cases
+    row, tiled = rows[1:]
     assert (row['speedup'], row['gcn_epochs']) == (20.0, 4.0)  # of medians
     assert (row['memory_ratio'], row['used_memory_ratio']) == (3.0, 7.0)
-    out = capsys.readouterr().out
-    assert '20x the literal algorithm (target 8x), 3.0x less memory' in out
-    assert '2.0 s, 300 MB (target: under 3000)' in out
+    assert (tiled['seconds'], tiled['peak_mb']) == ([2.0], 300.0)
+    command = 'python benchmarks/speed.py --only reference --cases digits/idgl'
+    assert row['made']['command'] == f'{command} --repeats 2'
 
 
 def test_documents_side_by_side():
@@ -151,7 +143,7 @@ def test_documents_side_by_side():
         assert result['peak_mb'] >= result['start_mb'] > 0
 
 
-def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
+def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch):
     cases = []
 
     def fresh(case, environment):
@@ -167,14 +159,9 @@ def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speed, 'TOKENS', (60, 1000))
     out = tmp_path / 'speed.json'
     common.write_json(out, {'epochs': [], 'note': 'of before'})
-    argv = ['speed.py', '--only', 'documents', '--repeats', '2', '--out', str(out)]
-    monkeypatch.setattr('sys.argv', argv)
-    speed.main()
+    speed.main(['--only', 'documents', '--repeats', '2', '--out', str(out)])
     memory = 'documents-memory'
     assert cases == [('documents', None), (memory, 'idgl'), (memory, 'padded')]
-    text = '1.00 a second against 0.05 padded = 20.0x (target 20x), 600 MB against 3000'
-    assert text in capsys.readouterr().out
-
     content = common.read_json(out)
     row = content.pop('documents')
     assert content == {'epochs': [], 'note': 'of before'}
@@ -184,11 +171,6 @@ def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch, capsys):
     command = 'python benchmarks/speed.py --only documents --repeats 2'
     assert row['made']['command'] == command
     assert row['made']['machine']['threads'] == 1
-
-    markdown, missing = report.speed_table(tmp_path)
-    assert '2 documents of 60 to 1,000 tokens' in markdown
-    assert '1.0 documents a second of CPU time and 600 MB, 20.0× as fast as' in markdown
-    assert missing == [('speed', 'scaling'), ('speed', 'arxiv')]
 
 
 def test_knn_side_by_side():
@@ -203,7 +185,7 @@ def test_knn_side_by_side():
     assert speed_cases.recall(*halves) == 0.5
 
 
-def test_knn_is_a_part_of_the_file(tmp_path, monkeypatch, capsys):
+def test_knn_is_a_part_of_the_file(tmp_path, monkeypatch):
     def fresh(case, environment):
         assert environment['OMP_NUM_THREADS'] == '1'
         assert case == {'job': 'knn', 'n': 1000, 'k': 20, 'repeats': 2}
@@ -213,12 +195,36 @@ def test_knn_is_a_part_of_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(speed, 'fresh', fresh)
     out = tmp_path / 'speed.json'
     options = '--only knn --knn-nodes 1000 --repeats 2'
-    monkeypatch.setattr('sys.argv', ['speed.py', *options.split(), '--out', str(out)])
-    speed.main()
-    assert '3.0 s approximate = 6.7x (target 5x) with recall 0.950' in (
-        capsys.readouterr().out
-    )
+    speed.main([*options.split(), '--out', str(out)])
     row = common.read_json(out)['knn']
     assert row['speedup'] == pytest.approx(20 / 3)
     assert row['made']['command'] == f'python benchmarks/speed.py {options}'
     assert row['made']['versions']['faiss'] == '1.0'
+    assert row['recall'] == 0.95
+
+
+def test_revisions_side_by_side(tmp_path, monkeypatch, capsys):
+    packages = []
+
+    def fresh(case, environment):
+        packages.append(environment['PYTHONPATH'])
+        before = environment['PYTHONPATH'] == str(tmp_path)
+        times = [9.0, 4.0] if before else [9.0, 1.0]
+        return {'seconds': times, 'peak_mb': 200.0 if before else 100.0}
+
+    monkeypatch.setattr(compare_revisions, 'fresh', fresh)
+    monkeypatch.setattr(
+        compare_revisions.subprocess, 'check_output', lambda *a, **k: 'abc\n'
+    )
+    out = tmp_path / 'compare.json'
+    argv = ['--before', str(tmp_path), '--cases', 'small/idgl', '--repeats', '2']
+    compare_revisions.main([*argv, '--out', str(out)])
+    assert len(packages) == 4 and packages[:2] == packages[2:]
+    row = common.read_json(out)['cases']['small/idgl']
+    assert (row['time_ratio'], row['memory_ratio']) == (0.25, 0.5)
+    assert row['before']['revision'] == 'abc'
+    assert 'small/idgl: 0.25 time, 0.50 memory' in capsys.readouterr().out
+    result = speed_cases.run_case(
+        {**compare_revisions.CASES['small/idgl'], 'repeats': 1}
+    )
+    assert result['peak_mb'] >= result['start_mb'] > 0
