@@ -52,7 +52,13 @@ learner = IDGL(
     tol=1e-3,
     cached=True,
 ).to(device)
-record = fit(learner, table, max_epochs=args.epochs, first_phase=args.epochs // 8)
+record = fit(
+    learner,
+    table,
+    max_epochs=args.epochs,
+    first_phase=args.epochs // 8,
+    desc=f'IDGL, seed {args.seed}',
+)
 print(f'IDGL itself: test accuracy {record.test_score:.4f}')
 
 graphs = {
