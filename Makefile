@@ -14,16 +14,18 @@ WHEEL   := $(VENV)-wheel
 # One thread for each test process: the tests are many and small.
 PYTEST  := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: help demo test test-sparse lint types format check-wheel clean
+.PHONY: help demo test test-sparse docs lint types format check-wheel dist clean
 
 help:
-	@echo 'make demo         learn a graph for Digits, compare with GCN, draw it'
+	@echo 'make demo         a graph with wrong edges: GCN, IDGL, and a picture'
 	@echo 'make test         lint, types and tests'
 	@echo 'make test-sparse  all tests with torch-scatter and torch-sparse (compiled, slow)'
-	@echo 'make lint         ruff check and ruff format --check'
+	@echo 'make docs         build the documentation into docs/_build/html, check links'
+	@echo 'make lint         ruff check, ruff format --check, tables against results'
 	@echo 'make types        mypy'
 	@echo 'make format       apply what ruff can mend'
 	@echo 'make check-wheel  build the wheel and use it in a clean environment'
+	@echo 'make dist         build sdist and wheel, and check what an index would show'
 	@echo 'make clean        remove environments, builds and caches'
 
 $(VENV)/.torch-$(TORCH):
@@ -44,6 +46,7 @@ test: lint types
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python benchmarks/report.py --check
 
 types: $(READY)
 	$(VENV)/bin/mypy
@@ -62,6 +65,15 @@ test-sparse: $(SPARSE)/.ready $(READY)
 	PYTHONPATH=$(SPARSE) $(VENV)/bin/python -c 'import torch_scatter, torch_sparse'
 	PYTHONPATH=$(SPARSE) $(PYTEST) -n $(WORKERS)
 
+$(VENV)/.docs: setup.cfg $(READY)
+	$(PIP) install -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	rm -rf docs/_build
+	$(VENV)/bin/python -m sphinx -W --keep-going -n -q docs docs/_build/html
+	$(VENV)/bin/python docs/check_links.py docs/_build/html
+
 # The wheel must work with its three requirements only, and not lean on the sources.
 check-wheel: $(READY)
 	rm -rf $(WHEEL) build dist
@@ -73,7 +85,12 @@ check-wheel: $(READY)
 	$(WHEEL)/bin/python -m pip check
 	$(WHEEL)/bin/python -I .ci/check_wheel.py
 
+dist: $(READY)
+	rm -rf build dist
+	$(VENV)/bin/python -m build
+	$(VENV)/bin/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) $(SPARSE) $(WHEEL) build dist demo *.egg-info
+	rm -rf $(VENV) $(SPARSE) $(WHEEL) build dist demo docs/_build *.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,7 @@ import torch
 
 import torch_geometric_idgl
 from torch_geometric_idgl import IDGL, IDGLAnch
+from torch_geometric_idgl.view import GraphView
 
 OPTIONAL = [
     'faiss',
@@ -46,6 +47,8 @@ def main() -> None:
         trace.loss(lambda out: out.square().mean()).backward()
         assert out.shape == (12, 3), out.shape
         assert all(p.grad is not None for p in model.parameters()), model
+        page = GraphView.from_trace(trace).to_html()
+        assert 'graphology' in page and 'Sigma' in page, 'the viewer lacks its library'
     print(f'{name} {version} works without optional packages')
 
 

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / 'examples'
 
 # Each example with the smallest budget that still goes through all of its steps.
 EMBEDDED = [
-    ('demo.py', '--epochs', '2', '--first-phase', '1', '--out', 'picture.png'),
+    ('demo.py', '--epochs', '2', '--seeds', '1', '--out', 'picture.png'),
     ('idgl_wine.py', '--epochs', '2', '--first-phase', '1'),
     ('learned_graph_transform.py', '--gnn', 'GAT', '--epochs', '8'),
     ('learned_graph_transform.py', '--gnn', 'GCN', '--epochs', '8'),
@@ -22,7 +22,12 @@ EMBEDDED = [
     ('inductive_nodes.py', '--epochs', '2'),
     ('graph_classification.py', '--epochs', '2'),
     ('documents.py', '--epochs', '2'),
+    ('mini_batches.py', '--epochs', '1', '--num-nodes', '500', '--parts', '8'),
+    ('tables_like_sklearn.py', '--epochs', '2', '--seeds', '1'),
+    ('distributed_arxiv.py', '--synthetic', '400', '--epochs', '2'),
+    ('distributed_arxiv.py', '--synthetic', '400', '--epochs', '1', '--mini-batch'),
 ]
+STORES_NOTHING = ['demo.py', 'documents.py', 'tables_like_sklearn.py']
 PLANETOID = [
     ('idgl_cora.py', '--epochs', '2'),
     ('drop_in_gcn.py', '--epochs', '2'),
@@ -57,13 +62,18 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize('command', EMBEDDED, ids=' '.join)
 def test_embedded_example(command, tmp_path):
-    root = None if command[0] == 'documents.py' else 'data'  # it stores nothing
+    root = None if command[0] in STORES_NOTHING else 'data'
     stdout = run(*command, root=root, cwd=tmp_path)
     if command[0] == 'demo.py':
-        for name in ['GCN without a graph', 'GCN on the 24-NN graph', 'IDGL']:
-            assert f'\n{name} ' in stdout
+        rows = re.findall(r'\n(Logistic regression|GCN|IDGL) +([\d %]+)', stdout)
+        assert [name for name, _ in rows] == ['Logistic regression', 'GCN', 'IDGL']
+        assert [cells.count('%') for _, cells in rows] == [1, 2, 2]
         picture = (tmp_path / 'picture.png').read_bytes()
         assert picture.startswith(b'\x89PNG')
+    elif command[0] == 'tables_like_sklearn.py':
+        rows = re.findall(r'\n(\w+) +(0\.\d+) ± 0\.\d+ +(0\.\d+) ±', stdout)
+        assert len(rows) == 4 and rows[-1][0] == 'IDGLClassifier'
+        assert all(0 < float(score) <= 1 for row in rows for score in row[1:])
     else:
         assert scores(stdout) and all(0 < score <= 1 for score in scores(stdout))
 
