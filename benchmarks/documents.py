@@ -191,7 +191,7 @@ def run(
     limit: int | None = None,
 ) -> dict[str, Any]:
     """Trains a system once; returns scores, epochs and seconds. With :obj:`limit` it
-    takes only so many documents of each split.
+    is trained on so many documents; dev and test documents are always all.
     """
     vectors_file(settings['vectors'], root)  # before documents are read for long
     cut = (settings['split_seed'], settings['max_tokens'])
@@ -203,13 +203,12 @@ def run(
     network = make_model(system.base, settings, *data).to(device)
 
     def load(documents: Any, shuffle: bool = False) -> DataLoader:
-        documents = documents[:limit]
         sampler = BucketSampler(documents, settings['batch_size'], shuffle)
         return DataLoader(documents, batch_sampler=sampler)
 
     record = fit(
         network,
-        load(train, shuffle=True),
+        load(train[:limit], shuffle=True),  # the split is in random order
         load(val),
         load(test),
         loss_fn=F.mse_loss if dataset == 'mrd' else F.cross_entropy,
@@ -322,7 +321,7 @@ def _remark(content: dict[str, Any], system: System, dataset: str) -> str:
     if not all(run['stopped_early'] for run in content['runs']):
         remark += f', {max(run["epochs"] for run in content["runs"])} epochs at most'
     if content['documents'] != 'all':
-        remark += f', {content["documents"]} documents of each split'
+        remark += f', {content["documents"]} training documents'
     changed = {**used, 'vectors': now['vectors']} != now
     return ', with other settings' * changed + remark
 
@@ -350,7 +349,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--vectors', help='a name in configs/documents.yaml')
     add('--max-tokens', type=positive, help='cut documents there (default: 1000)')
     add('--max-epochs', type=positive, help='stop there; a killed run may be ended so')
-    add('--limit', type=positive, help='documents of each split, for a trial')
+    add('--limit', type=positive, help='train on so many documents, for less time')
     add('--table', action='store_true', help='only show all results')
     add_options(parser)
     args = parser.parse_args(argv)

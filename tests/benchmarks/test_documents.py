@@ -255,7 +255,7 @@ def test_limit(run, tmp_path, monkeypatch):
     argv = ['--dataset', '20news', '--model', 'bilstm', '--max-epochs', '1']
     assert run(*argv, '--limit', '5') == 0
     assert run(*argv, folder=tmp_path / 'all') == 0
-    assert sizes == [[5, 5, 5], [14, 6, 6]]
+    assert sizes == [[5, 6, 6], [14, 6, 6]]  # dev and test documents are all
     found = content(tmp_path, '20news', 'bilstm')
     assert found['documents'] == 5 and ' --limit 5 ' in found['command']
 
@@ -463,7 +463,7 @@ def test_table(tmp_path, capsys):
     assert cells(markdown, 'BiLSTM') == {
         news: '(80.0)',
         short: '70.0, 1 run',  # no figure of the paper beside
-        mrd: '40.0 ± 0.0, 50 documents of each split (53.1)',
+        mrd: '40.0 ± 0.0, 50 training documents (53.1)',
     }
     assert cells(markdown, 'GCN-kNN') == {
         news: '(81.3)',
