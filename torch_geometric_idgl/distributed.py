@@ -147,6 +147,8 @@ class ShardNodes(Nodes):
         self.index = index
         self._whole = Nodes((num_total,), index.device)
 
+    spread = True
+
     @property
     def whole(self) -> Nodes:
         return self._whole
@@ -182,7 +184,8 @@ class ShardGraph(GraphOperator):
     def __init__(
         self, pattern: Pattern, value: Tensor, nodes: ShardNodes, halo: _Halo
     ) -> None:
-        super().__init__(nodes, nodes, value.dtype)
+        self.rows = self.cols = nodes
+        self.dtype = value.dtype
         self.pattern = pattern
         self.value = value
         self.halo = halo

@@ -9,7 +9,7 @@ class Counting(GraphOperator):
     """Counts its products."""
 
     def __init__(self, graph):
-        super().__init__(graph.rows, graph.cols, graph.dtype)
+        self.rows, self.cols, self.dtype = graph.rows, graph.cols, graph.dtype
         self.graph = graph
         self.count = 0
 

@@ -40,11 +40,12 @@ def test_products(batch, sparse):
     assert features.range == (0.0, float(x.max()))
     f, g = uniform(x.size(1), 3, seed=1), uniform(x.size(0), 3, seed=2)
     torch.testing.assert_close(features.matmul(f), x @ f)
-    expected = torch.stack([x[i].t() @ g[i] for i in graphs_of(batch)])
-    torch.testing.assert_close(features.t_matmul(g), expected)
+    expected = torch.cat([x[i].t() @ g[i] for i in graphs_of(batch)])
+    torch.testing.assert_close(features.blocks.t_matmul(g), expected)
     own = uniform(len(SIZES[batch]), x.size(1), 3, seed=3)
     parts = [x[i] @ own[number] for number, i in enumerate(graphs_of(batch))]
-    torch.testing.assert_close(features.graph_matmul(own), torch.cat(parts))
+    found = features.blocks.matmul(own.flatten(0, 1))
+    torch.testing.assert_close(found, torch.cat(parts))
 
 
 @both

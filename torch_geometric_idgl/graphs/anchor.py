@@ -84,7 +84,8 @@ class AnchorGraph(GraphOperator):
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(affinity.rows, affinity.rows, affinity.dtype)
+        self.rows = self.cols = affinity.rows
+        self.dtype = affinity.dtype
         message = self.ones() if message is None else message
         ones = message.new_ones(affinity.cols.num_rows, 1)
         found = affinity.measure(
@@ -188,7 +189,9 @@ def _regularized(
             both = middle @ project(affinity.v, affinity.v, affinity.cols)
             sq_norm = (both * both.transpose(1, 2)).sum((1, 2))
         if features is not None:
-            projected = features.t_matmul(affinity.v)  # X_U^T V: [B, d, K]
+            projected = features.blocks.t_matmul(affinity.v)  # X_U^T V
+            graphs = (affinity.cols.num_graphs, features.num_features)
+            projected = projected.unflatten(0, graphs)  # [B, d, K]
             inner = ((projected @ middle) * projected).sum((1, 2))
         return sq_norm, inner
     fewer = features is not None and affinity.cols.max_size <= features.num_features

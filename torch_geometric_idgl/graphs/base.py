@@ -37,19 +37,18 @@ class GraphOperator(ABC):
 
     Operators are immutable: a method never changes what another one answers.
 
-    Args:
-        rows (Nodes): The receiving nodes.
-        cols (Nodes): The sending nodes, or anchors.
-        dtype (torch.dtype): The number type of the entries.
+    Attributes:
+        rows: The receiving nodes.
+        cols: The sending nodes, or anchors.
+        dtype: The number type of the entries.
+        product: The product with the message that all iterations share, where it is
+            known.
     """
 
-    # The product with the message that all iterations share, where it is known.
+    rows: Nodes
+    cols: Nodes
+    dtype: torch.dtype
     product: Tensor | None = None
-
-    def __init__(self, rows: Nodes, cols: Nodes, dtype: torch.dtype) -> None:
-        self.rows = rows
-        self.cols = cols
-        self.dtype = dtype
 
     @property
     def num_nodes(self) -> int:
@@ -136,7 +135,7 @@ class GraphOperator(ABC):
 
     def column_blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Blocks of columns, made by products with parts of the identity."""
-        if self.cols.whole is not self.cols:
+        if self.cols.spread:
             raise ValueError(
                 'Expected a graph whose nodes are all in this process to export it '
                 '(got one of several processes)'
@@ -162,7 +161,7 @@ class DroppedGraph(GraphOperator):
     """
 
     def __init__(self, graph: GraphOperator, p: float) -> None:
-        super().__init__(graph.rows, graph.cols, graph.dtype)
+        self.rows, self.cols, self.dtype = graph.rows, graph.cols, graph.dtype
         self.graph = graph
         self.mask = dropout(graph.ones(), p)
 
@@ -222,6 +221,10 @@ class Affinity(GraphOperator):
         """
         x = features.to_dense()
         return self.rows.sum((self.matmul(x) * x).sum(1))
+
+    def light(self) -> Affinity:
+        """The same matrix without entries that can be made again."""
+        return self
 
     def values_at(self, pattern: Pattern) -> Tensor:
         """The entries at the places of a pattern."""

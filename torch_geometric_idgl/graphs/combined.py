@@ -25,7 +25,8 @@ class Mixture(GraphOperator):
     """
 
     def __init__(self, *terms: tuple[float, GraphOperator]) -> None:
-        super().__init__(terms[0][1].rows, terms[0][1].cols, terms[0][1].dtype)
+        _, first = terms[0]
+        self.rows, self.cols, self.dtype = first.rows, first.cols, first.dtype
         merged: dict[int, tuple[float, GraphOperator]] = {}
         product, known = None, True
         for weight, graph in terms:
@@ -67,7 +68,7 @@ class BlockGraph(Affinity):
         rows: Nodes,
         cols: Nodes,
     ) -> None:
-        super().__init__(rows, cols, blocks[0].dtype)
+        self.rows, self.cols, self.dtype = rows, cols, blocks[0].dtype
         self.blocks = blocks
         self.graphs = graphs
         self.row_index = [rows.rows_of(own) for own in graphs]

@@ -30,7 +30,7 @@ class DenseGraph(Affinity):
     def __init__(
         self, value: Tensor, rows: Nodes, cols: Nodes, symmetric: bool = False
     ) -> None:
-        super().__init__(rows, cols, value.dtype)
+        self.rows, self.cols, self.dtype = rows, cols, value.dtype
         self.value = value
         self.symmetric = symmetric
 

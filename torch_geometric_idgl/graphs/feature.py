@@ -51,7 +51,8 @@ class FeatureGraph(Affinity):
         index: Tensor | None = None,
         cols: Nodes | None = None,
     ) -> None:
-        super().__init__(features.nodes, cols or features.nodes, weight.dtype)
+        self.rows, self.cols = features.nodes, cols or features.nodes
+        self.dtype = weight.dtype
         self.features = features
         self.weight = weight
         self.index = index
@@ -60,9 +61,10 @@ class FeatureGraph(Affinity):
         sq_weight = weight.square()
         self.sq_weight = sq_weight / self.heads  # [m, d]
         self.scale = safe_rsqrt(features.squared.matmul(sq_weight.t()))  # [n, m]
-        self._mine = self._others = (features, self.scale.unsqueeze(-1))
+        self._mine = self._others = (features.blocks, self.scale.unsqueeze(-1))
         if index is not None:
-            self._others = features.rows(index, self.cols), self._mine[1][index]
+            anchors = features.rows(index, self.cols)
+            self._others = anchors.blocks, self._mine[1][index]
 
     def matmul(self, x: Tensor, transposed: bool = False) -> Tensor:
         (left, left_scale), (right, right_scale) = self._mine, self._others
@@ -70,11 +72,12 @@ class FeatureGraph(Affinity):
             (left, left_scale), (right, right_scale) = self._others, self._mine
         # Both factors carry w_p: it is squared and applied once, between them.
         shape = (self.heads, x.size(1))
-        spread = (right_scale * x.unsqueeze(1)).flatten(1)  # [n, m * f]
-        by_head = right.t_matmul(spread).unflatten(2, shape)
+        spread = (right_scale * x.unsqueeze(1)).flatten(1)  # [n, m f]
+        graphs = (self.rows.num_graphs, self.features.num_features)
+        by_head = right.t_matmul(spread).view(*graphs, *shape)
         by_head = by_head * self.sq_weight.t().unsqueeze(-1)  # [B, d, m, f]
-        out = left.graph_matmul(by_head.flatten(2)).unflatten(1, shape)
-        return (out * left_scale).sum(1)
+        out = left.matmul(by_head.flatten(2).flatten(0, 1))
+        return (out.unflatten(1, shape) * left_scale).sum(1)
 
     def t_matmul(self, x: Tensor) -> Tensor:
         return self.matmul(x, transposed=True)

@@ -60,7 +60,7 @@ class LowRankGraph(Affinity):
     inner_cost = 0
 
     def __init__(self, u: Tensor, v: Tensor | None, rows: Nodes, cols: Nodes) -> None:
-        super().__init__(rows, cols, u.dtype)
+        self.rows, self.cols, self.dtype = rows, cols, u.dtype
         self.u = u
         self.v = u if v is None else v
         self.symmetric = v is None
@@ -86,7 +86,9 @@ class LowRankGraph(Affinity):
     def gram_inner(self, features: Features) -> Tensor:
         if not self.symmetric:
             return super().gram_inner(features)
-        return features.t_matmul(self.u).square().sum((1, 2))
+        graphs = (self.rows.num_graphs, features.num_features)
+        projected = features.blocks.t_matmul(self.u).unflatten(0, graphs)
+        return projected.square().sum((1, 2))
 
     def values_at(self, pattern: Pattern) -> Tensor:
         return sddmm(pattern, self.u, self.v)
@@ -146,7 +148,8 @@ class CompleteGraph(GraphOperator):
     """
 
     def __init__(self, nodes: Nodes, dtype: torch.dtype) -> None:
-        super().__init__(nodes, nodes, dtype)
+        self.rows = self.cols = nodes
+        self.dtype = dtype
 
     def matmul(self, x: Tensor) -> Tensor:
         nodes = self.rows

@@ -56,7 +56,7 @@ class NodeGraph(GraphOperator):
         norm: bool = False,
         later: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(affinity.rows, affinity.cols, affinity.dtype)
+        self.rows, self.cols, self.dtype = affinity.rows, affinity.cols, affinity.dtype
         message = self.ones() if message is None else message
         found = affinity.measure(
             message,

@@ -41,7 +41,7 @@ class SparseGraph(Affinity):
         cols: Nodes,
         symmetric: bool = False,
     ) -> None:
-        super().__init__(rows, cols, value.dtype)
+        self.rows, self.cols, self.dtype = rows, cols, value.dtype
         self.pattern = pattern
         self.value = value
         self.matrix = SparseMatrix(pattern, value)

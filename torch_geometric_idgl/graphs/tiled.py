@@ -51,12 +51,15 @@ class TiledGraph(Affinity):
     """
 
     def __init__(self, scores: Scores, keep: bool = False) -> None:
-        super().__init__(scores.rows, scores.cols, scores.dtype)
+        self.rows, self.cols, self.dtype = scores.rows, scores.cols, scores.dtype
         self.scores = scores
         self.symmetric = scores.symmetric
         self.entries = _Entries(scores, keep)
         self._slots: list[Tensor] = []
         self._matrix_slot: Tensor | None = None
+
+    def light(self) -> TiledGraph:
+        return TiledGraph(self.scores)
 
     def measure(
         self,

@@ -236,7 +236,7 @@ class GraphLearner(Module):
             self.metric.inner_product
             and not (x.is_sparse or x.requires_grad)
             and x.nodes.num_graphs == 1
-            and x.nodes.whole is x.nodes
+            and not x.nodes.spread
             and _FEW < x.nodes.num_rows < _LARGE_GRAPH
             and reads_are_free(x.device)
         )

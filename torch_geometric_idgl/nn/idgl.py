@@ -58,6 +58,7 @@ class _Asked(NamedTuple):
     later_first: tuple[int, ...]
     later: tuple[int, ...]
     block_size: int | None  # for so many nodes at a time, in inference
+    weights: Any  # its regulariser with these weights; without, only the last outputs
 
 
 class IDGL(Module):
@@ -174,6 +175,7 @@ class IDGL(Module):
 
     # What learned graphs are: all pairs of nodes (Eq. 1, 3), regularised as they are.
     _graph_type: type[NodeGraph] | type[AnchorGraph] = NodeGraph
+    scale_regularizer = False
 
     def __init__(
         self,
@@ -349,8 +351,10 @@ class IDGL(Module):
             if anchor_index is None and self._graph_type is AnchorGraph:
                 anchor_index = x.get('anchor_index')
             x, edge_index, edge_weight, batch, batch_size = _unpacked(x)
-        max_iters = self.max_iters if max_iters is None else max_iters
-        check_at_least('max_iters', max_iters, 0, integer=True)
+        if max_iters is None:
+            max_iters = self.max_iters
+        else:
+            check_at_least('max_iters', max_iters, 0, integer=True)
         with _cacheable(self.cached):
             inputs = self._inputs(
                 x, graph_x, edge_index, edge_weight, batch, batch_size
@@ -387,9 +391,10 @@ class IDGL(Module):
         trace = Trace(nodes, part.initial, graph.affinity, graph.affinity, mixed)
         drafts = []  # of outputs
         if full:
-            trace.regs.append(self._graph_loss(graph))  # Eq. 10, 11
+            trace.regs.append(graph_loss(graph, *asked.weights))  # Eq. 10, 11
             trace.outs.append(self.backbone.predict(last, mixed))
-            trace.add_graph(graph.affinity, self.training)
+        if full and not self.training:  # to look at
+            trace.graphs.append(graph.affinity.light())
         stopping = None if self.tol is None else Stopping(graph, self.tol)
         active = torch.ones_like(trace.num_iters, dtype=torch.bool)
         vectors, backend = z, None
@@ -401,13 +406,12 @@ class IDGL(Module):
             previous = graph if stopping and (full or t < max_iters) else None
             weight = eta * (1.0 - lam)
             graph, mixed, z, last, reg, draft = refine(
-                vectors, asked, previous, backend, constant, weight, projected, full
+                vectors, asked, previous, backend, constant, weight, projected
             )
-            trace.add(graph.affinity, mixed, active)
-            if full:
-                trace.add_loss(reg, active)
-                trace.add_graph(graph.affinity, self.training)
-                drafts.append(draft)
+            trace.add(graph.affinity, mixed, active, reg)
+            drafts.append(draft)
+            if full and not self.training:
+                trace.graphs.append(graph.affinity.light())
             if stopping and previous is not None:
                 trace.changes.append((graph.sq_dist, graph.lacks_norm, graph.own_norm))
                 active, going_on = stopping.still_changing(graph, active)
@@ -429,15 +433,14 @@ class IDGL(Module):
         constant: Mixture,
         weight: float,
         projected: Any,
-        full: bool,
     ) -> tuple[Any, ...]:
         """One refinement: the graph of the embeddings, and the embeddings on it."""
         graph = self._learn(self.embedding_learner, vectors, asked, previous, backend)
         mixed = Mixture((1.0, constant), (weight, graph))  # Eq. 3
         z, last = self.backbone.embed(projected, mixed, asked.nodes, self.iter_dropout)
-        if not full:
+        if asked.weights is None:
             return graph, mixed, z, last, None, None
-        reg = self._graph_loss(graph)  # Eq. 10, 11
+        reg = graph_loss(graph, *asked.weights)  # Eq. 10, 11
         draft = self.backbone.draft(last, mixed, graph, weight)
         return graph, mixed, z, last, reg, draft
 
@@ -462,6 +465,7 @@ class IDGL(Module):
         nodes = x.nodes
         ones = torch.ones(nodes.num_rows, 1, dtype=x.dtype, device=x.device)
         both = ones if message is None else torch.cat([message, ones], dim=1)
+        weights = (self.smoothness, self.connectivity, self.sparsity)
         smooth = full and self.smoothness > 0
         if smooth and anchors is not None:
             x = x.rows(anchors.index, anchors.nodes)
@@ -478,6 +482,7 @@ class IDGL(Module):
             first,
             self.backbone.later_channels(),
             x.block_size,
+            (*weights, self.scale_regularizer) if full else None,
         )
 
     def _learn(
@@ -489,14 +494,11 @@ class IDGL(Module):
         backend: str | None = None,
     ) -> Any:
         """A graph of the given vectors, and what is asked of it."""
-        nodes, anchors, message, features, norm, later_first, later, size = asked
+        nodes, anchors, message, features, norm, later_first, later, size, _ = asked
         nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
         affinity = learner(vectors, nodes, anchors, nonnegative, backend, size)
         later = later_first if learner is self.feature_learner else later
         return self._graph_type(affinity, message, features, previous, norm, later)
-
-    def _graph_loss(self, graph: Any) -> Tensor:
-        return graph_loss(graph, self.smoothness, self.connectivity, self.sparsity)
 
     def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
         lam, p = self.initial_weight, self.graph_dropout
@@ -731,10 +733,6 @@ class IDGLAnch(IDGL):
         self.scale_regularizer = scale_regularizer
         # A buffer: a model that is loaded evaluates with the anchors of the saved one.
         self.register_buffer('anchor_seed', torch.tensor(anchor_seed))
-
-    def _graph_loss(self, graph: Any) -> Tensor:
-        weights = (self.smoothness, self.connectivity, self.sparsity)
-        return graph_loss(graph, *weights, scaled=self.scale_regularizer)
 
     def draw_anchors(self, num_nodes: int) -> Tensor:
         r"""The anchors of a graph, as :obj:`anchor_sampling` says: in training mode or

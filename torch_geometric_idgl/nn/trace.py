@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_at_least, check_unit_interval
-from ..graphs import Affinity, BlockGraph, GraphOperator, TiledGraph
+from ..graphs import Affinity, BlockGraph, GraphOperator
 from ..ops.batch import Nodes
 
 __all__ = ['Trace']
@@ -272,27 +272,23 @@ class Trace:
 
     # How the loop fills it ----------------------------------------------------------
 
-    def add(self, learned: Affinity, mixed: GraphOperator, active: Tensor) -> None:
-        """One more refinement, of the graphs that are active."""
+    def add(
+        self,
+        learned: Affinity,
+        mixed: GraphOperator,
+        active: Tensor,
+        reg: Tensor | None = None,
+    ) -> None:
+        """One more refinement, of the graphs that are active; graphs that have stopped
+        keep their regulariser.
+        """
         self.learned = learned
         self.mixed = mixed
         self.num_iters = self.num_iters + active
         self.refined.append(active)
-
-    def add_graph(self, learned: Affinity, training: bool) -> None:
-        """The graph of an iteration, to look at. Training keeps none, and entries that
-        can be made again are not kept.
-        """
-        if training:
-            return
-        if isinstance(learned, TiledGraph):
-            learned = TiledGraph(learned.scores)
-        self.graphs.append(learned)
-
-    def add_loss(self, reg: Tensor, active: Tensor) -> None:
-        """The regulariser of a refinement; graphs that have stopped keep theirs."""
-        alone = self.nodes.num_graphs == 1
-        self.regs.append(reg if alone else torch.where(active, reg, self.regs[-1]))
+        if reg is not None:
+            alone = self.nodes.num_graphs == 1
+            self.regs.append(reg if alone else torch.where(active, reg, self.regs[-1]))
 
     def add_outs(self, outs: list[Tensor]) -> None:
         """The outputs of all refinements; graphs that have stopped keep theirs."""

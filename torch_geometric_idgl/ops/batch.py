@@ -94,6 +94,8 @@ class Nodes:
 
     # What a matrix whose rows are spread over processes answers otherwise ------------
 
+    spread = False  # whether other processes have some of the nodes
+
     @property
     def whole(self) -> Nodes:
         """All nodes, of which other processes may have some."""

@@ -3,7 +3,7 @@ r"""Raw node features, dense or sparse, with what is computed from them only onc
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,6 +81,29 @@ class RowBlocks:
         return self[:]
 
 
+class DenseBlocks(NamedTuple):
+    """A block-diagonal matrix of the dense features of each graph, whose products are
+    those of a :class:`SparseMatrix`.
+    """
+
+    value: Tensor
+    nodes: Nodes
+
+    def matmul(self, dense: Tensor) -> Tensor:
+        r"""From :obj:`[B d, f]` to :obj:`[n, f]`."""
+        if self.nodes.num_graphs == 1:
+            return self.value @ dense
+        own = dense.unflatten(0, (self.nodes.num_graphs, self.value.size(1)))
+        return self.nodes.unpad(self.nodes.pad(self.value) @ own)
+
+    def t_matmul(self, dense: Tensor) -> Tensor:
+        r"""From :obj:`[n, f]` to :obj:`[B d, f]`."""
+        if self.nodes.num_graphs == 1:
+            return self.value.t() @ dense
+        padded = self.nodes.pad(self.value)
+        return (padded.transpose(1, 2) @ self.nodes.pad(dense)).flatten(0, 1)
+
+
 class Features:
     r"""Raw features :math:`\mathbf{X}` of the nodes of one graph or a batch.
 
@@ -125,8 +148,8 @@ class Features:
                     'requires_grad=True); pass them dense to get one'
                 )
             return cls(SparseMatrix.from_torch(x), nodes)
-        spread = nodes.whole is not nodes  # Processes would choose differently.
-        if x.requires_grad or spread or x.numel() < _SPARSE_ENTRIES:
+        # Processes that have some of the nodes each would choose differently.
+        if x.requires_grad or nodes.spread or x.numel() < _SPARSE_ENTRIES:
             return cls(x.clone(), nodes)
         if int(_count_nonzero(x)) > _SPARSE_DENSITY * x.numel():
             return cls(x.clone(), nodes)
@@ -207,36 +230,18 @@ class Features:
         r""":math:`\mathbf{X} \mathbf{F}`."""
         return self.value.matmul(dense)
 
-    def graph_matmul(self, dense: Tensor) -> Tensor:
-        r""":math:`\mathbf{X} \mathbf{F}` with a matrix of its own for each graph:
-        :obj:`[B, d, f]` to :obj:`[n, f]`.
-        """
-        if isinstance(self.blocks, SparseMatrix):
-            return self.blocks.matmul(dense.flatten(0, 1))
-        if self.nodes.num_graphs == 1:
-            return self.blocks @ dense.squeeze(0)
-        return self.nodes.unpad(self.nodes.pad(self.blocks) @ dense)
-
-    def t_matmul(self, dense: Tensor) -> Tensor:
-        r""":math:`\mathbf{X}^{\top} \mathbf{F}` of each graph: :obj:`[B, d, f]`."""
-        if isinstance(self.blocks, SparseMatrix):
-            out = self.blocks.t_matmul(dense)
-            return out.view(self.nodes.num_graphs, self.num_features, dense.size(1))
-        if self.nodes.num_graphs == 1:
-            return (self.blocks.t() @ dense).unsqueeze(0)
-        padded = self.nodes.pad(self.blocks)
-        return padded.transpose(1, 2) @ self.nodes.pad(dense)
-
     @cached_property
-    def blocks(self) -> Tensor | SparseMatrix:
-        r"""The features, sparse ones with columns of its own for each graph.
+    def blocks(self) -> SparseMatrix | DenseBlocks:
+        r"""The features with columns of its own for each graph: :obj:`[n, B d]`.
 
         Row :math:`i` of graph :math:`g` has its entries moved from column :math:`k` to
         :math:`g d + k`. Then :math:`\mathbf{X}^{\top} \mathbf{F}` is the stack of the
         products of the single graphs, and graphs never mix.
         """
         x = self.value
-        if not isinstance(x, SparseMatrix) or self.nodes.num_graphs == 1:
+        if not isinstance(x, SparseMatrix):
+            return DenseBlocks(x, self.nodes)
+        if self.nodes.num_graphs == 1:
             return x
         pattern = x.pattern
         col = pattern.col + self.nodes.batch[pattern.row] * pattern.num_cols
