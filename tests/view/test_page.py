@@ -4,8 +4,10 @@ import shutil
 import time
 
 import pytest
+import torch
 
 from tests.view.common import make_data, make_trace
+from torch_geometric_idgl.view import GraphView
 
 webdriver = pytest.importorskip('selenium.webdriver', reason='needs selenium')
 pytestmark = pytest.mark.browser
@@ -159,3 +161,40 @@ def test_node_by_keyboard(page):
     check_neighbours(page, 7)
     press(page, 'node', '7')  # there is no node 77
     assert text(page, 'node-text') == 'Node 7, green'
+
+
+def test_ten_thousand_nodes(browser, tmp_path):
+    """As large as a page has to be: it loads, and sliders and nodes answer."""
+    n, steps = 10_000, 3
+    generator = torch.Generator().manual_seed(0)
+    node = torch.arange(n).repeat_interleave(5)
+    jump = torch.tensor([1, 10, 100, 1000, 3000]).repeat(n)  # five edges of each node
+    pair = torch.stack([node, (node + jump) % n]).sort(dim=0).values
+    view = GraphView(
+        title='Many',
+        steps=['Initial graph', 'First learned graph', 'Refinement 1'],
+        edges=[pair] * steps,
+        weights=[torch.linspace(1.0, 0.5, pair.size(1))] * steps,
+        initial=[torch.arange(pair.size(1)) % 2 == 0] * steps,
+        shares=[0.5] * steps,
+        chance=0.25,
+        pos=torch.randn(n, 2, generator=generator),
+        k=5,
+        y=torch.arange(n) % 7,
+    )
+    path = tmp_path / 'many.html'
+    view.write(path)
+    assert path.stat().st_size < 5e6
+    browser.get_log('browser')  # what others have left
+    browser.get(path.as_uri())  # within the time limit of the driver
+    assert text(browser, 'summary').startswith('10,000 nodes')
+    keys = webdriver.Keys
+    press(browser, 'amount', keys.END)
+    assert len(drawn(browser)[0]) == pair.size(1)
+    press(browser, 'step', keys.HOME)
+    assert text(browser, 'step-text') == 'Initial graph'
+    press(browser, 'amount', keys.HOME)
+    assert drawn(browser)[0] == [pair[:, 0].tolist()]
+    press(browser, 'node', '9999')
+    assert text(browser, 'node-text') == f'Node 9999, class {9999 % 7}'
+    assert browser.get_log('browser') == []
