@@ -142,12 +142,13 @@ class ShardNodes(Nodes):
         num_total (int): The number of nodes of the whole graph.
     """
 
+    spread = True
+
     def __init__(self, index: Tensor, num_total: int) -> None:
         super().__init__((index.numel(),), index.device)
         self.index = index
+        self.num_total = num_total
         self._whole = Nodes((num_total,), index.device)
-
-    spread = True
 
     @property
     def whole(self) -> Nodes:

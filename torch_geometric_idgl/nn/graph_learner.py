@@ -167,7 +167,7 @@ class GraphLearner(Module):
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
             scores = self.scores(x, nodes, anchors)
-            small = nodes.whole.num_rows * scores.cols.num_rows <= _SMALL**2
+            small = nodes.num_total * scores.cols.num_rows <= _SMALL**2
             dense = backend == 'dense' and (small or nodes.num_graphs > 1)
             # Parameters of replicas, which are none, are only known to autograd.
             if dense or (isinstance(scores, PairScores) and is_replica(self.metric)):

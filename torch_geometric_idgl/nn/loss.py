@@ -46,7 +46,7 @@ def graph_loss(
     """
     anchors = graph.affinity.cols  # or all nodes
     s = _sizes(anchors, graph.dtype)
-    n = _sizes(graph.affinity.rows.whole, graph.dtype) if scaled else s
+    n = _sizes(graph.affinity.rows, graph.dtype) if scaled else s
     total = torch.zeros(anchors.num_graphs, dtype=graph.dtype, device=anchors.device)
     if smoothness > 0:
         total = total + graph.energy * (smoothness / (s * n))
@@ -66,7 +66,7 @@ def graph_loss(
 def _sizes(nodes: Nodes, dtype: torch.dtype) -> Any:
     """The number of nodes, at least one: of one graph, or of each of several."""
     if nodes.num_graphs == 1:
-        return max(nodes.num_rows, 1)
+        return max(nodes.num_total, 1)
     return nodes.count.to(dtype)
 
 

@@ -27,6 +27,7 @@ class Nodes:
         self.device = device
         self.num_graphs = len(self.sizes)
         self.num_rows = sum(self.sizes)
+        self.num_total = self.num_rows  # with those of other processes
         self.max_size = max(self.sizes)
         # Whether all graphs have the same size, so that padding is a view.
         self.is_regular = min(self.sizes) == self.max_size
