@@ -14,7 +14,8 @@ graphs       the initial and the learned graph (Cora, Wine)
 
 An analysis is a list of cells: settings and a seed. Each finished cell is written to
 benchmarks/results/analysis/NAME.json at once and never run again, so that runs can be
-made in portions. The table (NAME.md) and the plot (NAME.svg) show what is there.
+made in portions. The table (printed, and on the pages by `report.py --update`) and the
+plot (NAME.svg) show what is there.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ def convergence_panels(found: list[Result]) -> list[Panel]:
     panels = []
     for (dataset,), own in grouped(found, 'dataset').items():
         for key, ylabel, first in (
-            ('changes', r'$\|A_t - A_{t-1}\|^2 / \|A_t\|^2$', 1),
+            ('changes', '‖A(t) − A(t−1)‖² / ‖A(t)‖²', 1),
             ('scores', 'test accuracy (%)', 0),
         ):
             scale = 100 if key == 'scores' else 1
@@ -311,7 +312,7 @@ def lambda_result(cell: Cell, options: Cell) -> Result:
 def lambda_panels(found: list[Result]) -> list[Panel]:
     published = read_yaml(CONFIGS / 'analysis.yaml')['lambda']['cora']
     dashed = {f'{key} (paper)': values for key, values in published.items()}
-    label = r'weight $\lambda$ of the initial graph'
+    label = 'weight λ of the initial graph'
     return [Panel('Cora', label, lines(found, 'lambda'), dashed)]
 
 
@@ -369,6 +370,7 @@ def graphs_result(cell: Cell, options: Cell) -> Result:
 
 def draw_graphs(found: list[Result]) -> Figure:
     """Both graphs of each data set as matrices of nodes that are sorted by class."""
+    found = first_of_each(found)
     figure = Figure(figsize=(8, 4.2 * len(found)), layout='constrained')
     for row, result in enumerate(found):
         ends = torch.tensor(result['classes']).cumsum(0)
@@ -407,13 +409,19 @@ def _dot(colour: str, label: str) -> Any:
     return matplotlib.lines.Line2D([], [], **style)
 
 
+def first_of_each(found: list[Result]) -> list[Result]:
+    """One result of each data set."""
+    return [runs[0] for _, runs in sorted(grouped(found, 'dataset').items())]
+
+
 def graphs_table(found: list[Result]) -> str:
+    """The share of the weight that is within classes, in percent."""
     header = ['', 'initial graph', 'learned graph', 'mixed graph', 'test (%)']
     rows = [
         [TITLES[r['dataset']]]
         + [f'{100 * r[n]["within_class"]:.1f}' for n in ('initial', 'learned', 'mixed')]
         + [f'{100 * r["test"]:.1f}']
-        for r in found
+        for r in first_of_each(found)
     ]
     return common.table(header, rows)
 
@@ -528,6 +536,7 @@ def panels_table(panels: list[Panel]) -> str:
 class Analysis:
     """Which cells there are, what a cell gives, and how results are shown."""
 
+    title: str
     cells: dict[str, Any] | Callable[[list[int], list[Result]], Iterator[Cell]]
     result: Callable[[Cell, Cell], Result]
     panels: Callable[[list[Result]], list[Panel]] | None  # of graphs: none
@@ -545,6 +554,7 @@ class Analysis:
 
 ANALYSES = {
     'edges': Analysis(
+        'Random edges',
         {
             'dataset': BOTH,
             'system': ('gcn', 'idgl', 'idgl-anch', 'lds'),
@@ -556,18 +566,28 @@ ANALYSES = {
         'rate',
     ),
     'attacks': Analysis(
-        attacks_cells, attacks_result, attacks_panels, 'rate', tuple(range(10))
+        'Attacked graphs',
+        attacks_cells,
+        attacks_result,
+        attacks_panels,
+        'rate',
+        tuple(range(10)),
     ),
     'convergence': Analysis(
-        {'dataset': BOTH, 'system': ('idgl',)}, convergence_result, convergence_panels
+        'Convergence',
+        {'dataset': BOTH, 'system': ('idgl',)},
+        convergence_result,
+        convergence_panels,
     ),
     'stopping': Analysis(
+        'Stopping',
         {'dataset': BOTH, 'system': ('idgl',), 'iterations': (None, *STOPPING)},
         stopping_result,
         stopping_panels,
         'iterations',
     ),
     'lambda': Analysis(
+        'Weight of the initial graph',
         {
             'dataset': ('cora',),
             'system': ('idgl', 'idgl-anch'),
@@ -578,6 +598,7 @@ ANALYSES = {
         'lambda',
     ),
     'anchors': Analysis(
+        'Number of anchors',
         {
             'dataset': ('cora', 'pubmed'),
             'system': ('idgl-anch',),
@@ -589,6 +610,7 @@ ANALYSES = {
         'anchors',
     ),
     'graphs': Analysis(
+        'Learned graphs',
         {'dataset': ('wine', 'cora'), 'system': ('idgl',)},
         graphs_result,
         None,
@@ -614,10 +636,8 @@ def wanted(cell: Cell, args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> list[Result]:
     """Runs the cells that are wanted and not there yet; returns all there are."""
-    analysis, file = (
-        ANALYSES[args.name],
-        results_file(args.name, args.results, args.quick),
-    )
+    analysis = ANALYSES[args.name]
+    file = results_file(args.name, args.results, args.quick)
     new = {'analysis': args.name, 'versions': common.versions(), 'cells': []}
     found = (read_json(file) or new)['cells']
     options = {**run_options(args), 'root': args.root, 'quick': args.quick}
@@ -641,22 +661,23 @@ def run(args: argparse.Namespace) -> list[Result]:
     return found
 
 
-def show(name: str, found: list[Result], file: Path) -> str:
-    """Writes the table and the plot; returns the table."""
+def make_table(name: str, found: list[Result]) -> str:
+    """The table of an analysis; nothing where there is nothing to show yet."""
     panels = ANALYSES[name].panels
-    # The same results give the same file.
+    if panels is None:
+        return graphs_table(found) if found else ''
+    return panels_table([panel for panel in panels(found) if panel.lines])
+
+
+def draw(name: str, found: list[Result], file: Path) -> None:
+    """Draws the plot; the same results give the same file."""
+    panels = ANALYSES[name].panels
     with matplotlib.rc_context({'svg.hashsalt': name, 'font.size': 10}):
         if panels is None:
-            found = [r for _, (r, *_) in sorted(grouped(found, 'dataset').items())]
-            text, figure = graphs_table(found), draw_graphs(found)
+            figure = draw_graphs(found)
         else:
-            shown = [panel for panel in panels(found) if panel.lines]
-            if not shown:
-                return 'Nothing to show yet'
-            text, figure = panels_table(shown), draw_panels(shown)
-        common.write_text(file.with_suffix('.md'), text + '\n')
-        figure.savefig(file.with_suffix('.svg'), dpi=120, metadata={'Date': None})
-    return text
+            figure = draw_panels([panel for panel in panels(found) if panel.lines])
+        figure.savefig(file, dpi=120, metadata={'Date': None})
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -685,7 +706,9 @@ def main(argv: list[str] | None = None) -> int:
     stage(args)
     found = run(args)
     file = results_file(args.name, args.results, args.quick)
-    print(show(args.name, found, file) if found else 'Nothing to show yet')
+    if text := make_table(args.name, found):
+        draw(args.name, found, file.with_suffix('.svg'))
+    print(text or 'Nothing to show yet')
     return 0
 
 

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from common import CONFIGS, RESULTS, read_json, read_yaml, table
 from options import add_options, explain_errors, positive, run_options
 from records import (
-    accuracy_cell,
     add_run,
     checkpoint_file,
     fitted,
     read_runs,
     run_missing,
+    score_cell,
 )
 from systems import ABLATIONS, FIT, System
 from torch import Tensor
@@ -300,7 +300,8 @@ def make_table(folder: Path = RESULTS) -> str:
             content = read_json(results_file(dataset, system, folder, tokens))
             figure = reported[name].get(dataset) if tokens == MAX_TOKENS else None
             remark = _remark(content, system, dataset) if content else ''
-            row.append(accuracy_cell(content, figure, False, remark=remark)[0])
+            scores = [run['test'] for run in content['runs']] if content else []
+            row.append(score_cell(scores, figure, remark))
         rows.append(row)
     return table(['', *columns.values()], rows)
 

@@ -146,27 +146,18 @@ def _line(name: str, record: dict[str, Any]) -> str:
     )
 
 
-def accuracy_cell(
-    content: dict[str, Any] | None,
-    figure: float | str | None,
-    offered: bool,
-    stale: bool = False,
-    remark: str = '',
-) -> tuple[str, bool]:
-    """The text of a cell, and whether all its runs are there and of its settings."""
+def score_cell(
+    scores: list[float], figure: float | str | None = None, remark: str = ''
+) -> str:
+    """Mean and deviation in percent, how many runs if not five, and the paper's figure
+    in brackets.
+    """
     beside = '' if figure is None else f' ({figure})'
     beside = beside.replace('memory', 'out of memory')
-    runs = content['runs'] if content else []
-    if not runs:
-        if offered:
-            return f'missing{beside}', False
-        return beside.strip() or '–', True
-    text = percent([run['test'] for run in runs])
-    if len(runs) != RUNS:
-        text += f', {count(runs)}'
-    if stale:
-        text += ', with other settings'
-    return text + remark + beside, len(runs) >= RUNS and not stale
+    if not scores:
+        return beside.strip() or '–'
+    runs = '' if len(scores) == RUNS else f', {count(scores)}'
+    return percent(scores) + runs + remark + beside
 
 
 def count(runs: Sized) -> str:

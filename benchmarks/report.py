@@ -1,7 +1,8 @@
 """Turns the results on disk into the tables of the pages.
 
     python benchmarks/report.py             # prints all tables
-    python benchmarks/report.py --update    # writes them between the markers of pages
+    python benchmarks/report.py --update    # writes them between the markers of pages,
+                                            # and draws the plots of the analyses anew
     python benchmarks/report.py --check     # fails where a page says something else
 
 Pages are README.md, benchmarks/README.md and docs/**/*.md, or the files that are named.
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import analysis
 import documents
 import optuna
 from common import (
@@ -33,14 +36,15 @@ from common import (
     read_yaml,
     table,
 )
-from node_classification import ABLATED, ABLATION_DATASETS, results_file
+from node_classification import ABLATED, ABLATION_DATASETS, VARIANTS, results_file
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from records import RUNS, accuracy_cell, count
+from records import RUNS, count, score_cell
 from search import FINISHED
-from systems import PLANETOID, SUPPORTED, System, load_settings
+from systems import PLANETOID, SMOOTHED, SUPPORTED, System, load_settings
 
 MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
+MAIN_ROWS += VARIANTS
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
 TIME_DATASETS = PLANETOID
 Datasets = tuple[str, ...]
@@ -78,13 +82,12 @@ def accuracy_row(
 ) -> list[str]:
     """The name of a system and its cells."""
     system = System.parse(name)
-    row, reported = (
-        [system.title],
-        REPORTED['accuracy'].get(name, {}) if figures else {},
-    )
+    row = [system.title]
+    reported = REPORTED['accuracy'].get(name, {}) if figures else {}
     for dataset in datasets:
         content = results(dataset, system, folder, paper_splits)
-        row.append(accuracy_cell(content, reported.get(dataset), offered=False)[0])
+        scores = [run['test'] for run in content['runs']] if content else []
+        row.append(score_cell(scores, reported.get(dataset)))
     return row
 
 
@@ -126,6 +129,23 @@ def readme_table(folder: Path) -> list[list[str]]:
     rows[0][4:] = accuracy_row('gcn-knn-tuned', TABLES, folder, True, False)[1:]
     rows = [['', *(TITLES[d] for d in datasets)], *rows]
     return rows + [reported_row(name, datasets) for name in ('idgl', 'idgl-anch')]
+
+
+def smoothed_table(folder: Path) -> list[list[str]]:
+    """Test accuracies before and after smoothing, of the same runs."""
+    datasets = (*PLANETOID, *TABLES)
+    rows = [['', *(TITLES[d] for d in datasets)]]
+    for name in (name for name in MAIN_ROWS if System.parse(name).base in SMOOTHED):
+        system = System.parse(name)
+        plain, smooth = [system.title], [f'{system.title} + smoothing']
+        for dataset in datasets:
+            content = results(dataset, system, folder) or {'runs': []}
+            runs = [run for run in content['runs'] if 'smoothed' in run]
+            plain.append(score_cell([run['test'] for run in runs]))
+            smooth.append(score_cell([run['smoothed']['test'] for run in runs]))
+        if name in SMOOTHED or {*plain[1:]} != {'–'}:
+            rows += [plain, smooth]
+    return rows
 
 
 def gains_table(folder: Path) -> list[list[str]]:
@@ -254,15 +274,30 @@ def scaling_table(folder: Path) -> list[list[str]]:
     return rows
 
 
+def analyses(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The cells of each analysis that has a table."""
+    files = {name: analysis.results_file(name, folder) for name in analysis.ANALYSES}
+    found = {name: read_json(file) for name, file in files.items()}
+    cells = {name: content['cells'] for name, content in found.items() if content}
+    return {name: own for name, own in cells.items() if analysis.make_table(name, own)}
+
+
+def analysis_section(name: str, found: list[dict[str, Any]]) -> str:
+    """Title, plot (linked from the folder of this script) and table of an analysis."""
+    title = analysis.ANALYSES[name].title
+    plot = f'![{title}](results/analysis/{name}.svg)'
+    return f'### {title}\n\n{plot}\n\n{analysis.make_table(name, found)}'
+
+
 def make_tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables by the name of their markers."""
     ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
-    published = [name for name in MAIN_ROWS if not name.endswith('-tuned')]
     tables = {
         'main': main_table(folder),
         'readme': readme_table(folder),
-        'random-splits': accuracy_table(published, TABLES, folder, False, False),
+        'random-splits': accuracy_table([*SUPPORTED], TABLES, folder, False, False),
         'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
+        'smoothed': smoothed_table(folder),
         'gains': gains_table(folder),
         'searches': searches_table(folder),
         'training-time': time_table(folder),
@@ -270,16 +305,21 @@ def make_tables(folder: Path = RESULTS) -> dict[str, str]:
         'scaling': scaling_table(folder),
     }
     made = {name: table(rows[0], rows[1:]) for name, rows in tables.items()}
+    found = analyses(folder)
+    for name in analysis.ANALYSES:
+        own = analysis_section(name, found[name]) if name in found else ''
+        made[f'analysis-{name}'] = own
     return {**made, 'documents': documents.make_table(folder)}
 
 
-def update(text: str, tables: dict[str, str]) -> str:
-    """Replaces what stands between markers."""
+def update(text: str, tables: dict[str, str], results: str = 'results') -> str:
+    """Replaces what stands between markers; `results` is where a page finds plots."""
 
     def fill(match: re.Match) -> str:
         if match[1] not in tables:
             raise ValueError(f'Expected one of {", ".join(tables)} (got {match[1]!r})')
-        return f'<!-- results:{match[1]} -->\n{tables[match[1]]}\n'
+        made = tables[match[1]].replace('](results/', f']({results}/')
+        return f'<!-- results:{match[1]} -->\n{made}\n'
 
     marked = r'<!-- results:(\S+) -->\n.*?(?=<!-- /results:\1 -->)'
     return re.sub(marked, fill, text, flags=re.S)
@@ -299,10 +339,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.update is None and args.check is None:
         print('\n\n'.join(f'## {name}\n\n{text}' for name, text in tables.items()))
         return 0
+    if args.update is not None:
+        for name, found in analyses(args.results).items():
+            plot = analysis.results_file(name, args.results).with_suffix('.svg')
+            analysis.draw(name, found, plot)
     code = 0
     for file in args.update or args.check or pages():
         before = file.read_text(encoding='utf-8')
-        after = update(before, tables)
+        folder = Path(os.path.relpath(args.results, file.resolve().parent))
+        after = update(before, tables, folder.as_posix())
         if args.update is not None:
             file.write_text(after, encoding='utf-8')
         elif after != before:

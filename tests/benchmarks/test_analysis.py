@@ -53,7 +53,7 @@ def test_analyses(name, argv, count, command, capsys):
     for cell in content['cells']:
         assert 0.0 <= cell['test'] <= 1.0
         assert {'dataset', 'system', 'seed', 'seconds'} <= set(cell)
-    assert file.with_suffix('.md').read_text() in capsys.readouterr().out
+    assert analysis.make_table(name, content['cells']) in capsys.readouterr().out
     plot = file.with_suffix('.svg').read_text()
     assert plot.startswith('<?xml') and len(plot) > 10_000
 

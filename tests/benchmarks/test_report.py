@@ -7,7 +7,7 @@ import report
 import search
 import systems
 from node_classification import results_file
-from records import accuracy_cell
+from records import score_cell
 from report import make_tables
 from systems import System, load_settings
 
@@ -25,9 +25,13 @@ def configs(tmp_path, monkeypatch):
         monkeypatch.setattr(module, 'CONFIGS', folder)
 
 
-def write_result(folder, dataset, name, scores, paper_splits=False, **changed):
+def write_result(
+    folder, dataset, name, scores, paper_splits=False, smoothed=(), **changed
+):
     system = System.parse(name)
     runs = [{'seed': seed, 'test': score} for seed, score in enumerate(scores)]
+    for run, score in zip(runs, smoothed, strict=False):
+        run['smoothed'] = {'test': score}
     settings = {**load_settings(system, dataset, paper_splits), **changed}
     file = results_file(dataset, system, folder, paper_splits)
     common.write_json(file, {'settings': settings, 'runs': runs})
@@ -62,6 +66,7 @@ def test_accuracies(tmp_path):
     assert cell(main, 'GAT', 'Wine') == '–'
     assert cell(main, 'APPNP', 'Citeseer') == '(75.7)'  # of other settings
     assert 'APPNP (tuned)' not in main
+    assert 'seeds' not in main
     assert cell(main, 'IDGL, reported by OpenGSL', 'Citeseer') == '73.3'
 
     readme = tables['readme']
@@ -75,6 +80,34 @@ def test_accuracies(tmp_path):
     assert cell(tables['random-splits'], 'IDGL', 'Wine') == '96.0 ± 0.0, 2 runs'
     ablations = tables['ablations']
     assert cell(ablations, 'IDGL w/o IL', 'Cora') == '80.0 ± 0.0 (83.5)'
+
+
+def test_variants_have_rows(tmp_path):
+    write_result(tmp_path, 'citeseer', 'idgl-authors', [0.71])
+    write_result(tmp_path, 'wine', 'idgl-authors', [0.97] * 5, paper_splits=True)
+    write_result(tmp_path, 'citeseer', 'idgl-iterdrop', [0.73] * 5)
+    tables = make_tables(tmp_path)
+    row = "IDGL with the authors' seeds"
+    assert cell(tables['main'], row, 'Citeseer') == '71.0, 1 run'
+    assert cell(tables['main'], row, 'Wine') == '97.0 ± 0.0'
+    row = "IDGL with dropout in iterations (not the paper's setting)"
+    assert cell(tables['main'], row, 'Citeseer') == '73.0 ± 0.0'
+    assert 'seeds' not in tables['random-splits']
+
+
+def test_smoothed_rows_are_of_the_same_runs(tmp_path):
+    write_result(tmp_path, 'cora', 'idgl', [0.8] * 5 + [0.1], smoothed=[0.85] * 5)
+    write_result(tmp_path, 'cora', 'gcn', [0.8] * 5)
+    write_result(tmp_path, 'wine', 'gcn-knn', [0.8], True, smoothed=[0.9])
+    markdown = make_tables(tmp_path)['smoothed']
+    assert cell(markdown, 'IDGL', 'Cora') == '80.0 ± 0.0'
+    assert cell(markdown, 'IDGL + smoothing', 'Cora') == '85.0 ± 0.0'
+    assert cell(markdown, 'GCN', 'Cora') == '–'
+    assert cell(markdown, 'GCN-kNN + smoothing', 'Wine') == '90.0, 1 run'
+    assert 'GCN (tuned)' not in markdown
+    write_result(tmp_path, 'cora', 'gcn-tuned', [0.8] * 5, smoothed=[0.82] * 5)
+    markdown = make_tables(tmp_path)['smoothed']
+    assert cell(markdown, 'GCN (tuned) + smoothing', 'Cora') == '82.0 ± 0.0'
 
 
 def test_gains_are_of_the_same_seeds(tmp_path):
@@ -113,14 +146,14 @@ def test_mean_and_deviation():
     assert common.mean_and_deviation([-1.0, -1.0], sign='+') == '-1.0 ± 0.0'
 
 
-def test_accuracy_cell():
-    assert accuracy_cell(None, None, offered=False) == ('–', True)
-    assert accuracy_cell(None, 83.0, offered=True) == ('missing (83.0)', False)
-    ten = {'runs': [{'test': 0.8}] * 10}
-    expected = ('80.0 ± 0.0, 10 runs (83.0)', True)
-    assert accuracy_cell(ten, 83.0, offered=True) == expected
-    expected = ('80.0 ± 0.0, 10 runs, with other settings', False)
-    assert accuracy_cell(ten, None, offered=True, stale=True) == expected
+def test_score_cell():
+    assert score_cell([]) == '–'
+    assert score_cell([], 83.0) == '(83.0)'
+    assert score_cell([0.8] * 5) == '80.0 ± 0.0'
+    assert score_cell([0.8] * 10, 83.0) == '80.0 ± 0.0, 10 runs (83.0)'
+    assert (
+        score_cell([0.8], 'memory', ', short') == '80.0, 1 run, short (out of memory)'
+    )
 
 
 def test_times(tmp_path):
@@ -190,3 +223,32 @@ def test_pages(tmp_path, capsys):
     assert report.main(argv) == 0
     assert '## training-time\n' in capsys.readouterr().out
     assert all(page.name.endswith('.md') for page in report.pages())
+
+
+def test_analyses_are_shown(tmp_path):
+    page = tmp_path / 'docs' / 'page.md'
+    page.parent.mkdir()
+    page.write_text(
+        '<!-- results:analysis-attacks -->\n<!-- /results:analysis-attacks -->\n'
+        '<!-- results:analysis-lambda -->\n<!-- /results:analysis-lambda -->\n'
+    )
+    folder = tmp_path / 'results' / 'analysis'
+    run = {'dataset': 'cora', 'system': 'idgl', 'seed': 0, 'test': 0.84}
+    # Of the attacks, no option has been chosen yet.
+    attack = {**run, 'rate': 0.25, 'option': 0.8, 'dev_cross_entropy': 1.0}
+    common.write_json(folder / 'attacks.json', {'cells': [attack]})
+    common.write_json(folder / 'lambda.json', {'cells': [{**run, 'lambda': 0.8}]})
+
+    argv = ['--results', str(folder.parent)]
+    assert report.main([*argv, '--update', str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith(
+        '<!-- results:analysis-attacks -->\n\n<!-- /results:analysis-attacks -->\n'
+        '<!-- results:analysis-lambda -->\n### Weight of the initial graph\n\n'
+        '![Weight of the initial graph](../results/analysis/lambda.svg)\n\n'
+    )
+    assert cell(text[text.index('| weight') :], 'IDGL', '0.8') == '84.0'
+    assert [file.name for file in folder.glob('*.svg')] == ['lambda.svg']
+    assert report.main([*argv, '--check', str(page)]) == 0
+    common.write_json(folder / 'lambda.json', {'cells': [{**run, 'lambda': 0.7}]})
+    assert report.main([*argv, '--check', str(page)]) == 1

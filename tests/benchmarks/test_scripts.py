@@ -5,6 +5,7 @@ import subprocess
 from datetime import datetime
 from pathlib import Path
 
+import analysis
 import common
 import documents
 import node_classification
@@ -380,7 +381,7 @@ def test_training_time_says_what_it_knows(argv, capsys):
 # What the documentation says
 
 
-SCRIPTS = (documents, node_classification, report, search, training_time)
+SCRIPTS = (analysis, documents, node_classification, report, search, training_time)
 ROOT = Path(__file__).resolve().parents[2]
 
 
