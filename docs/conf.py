@@ -1,5 +1,8 @@
 """How Sphinx builds the documentation (`make docs`)."""
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 import torch_geometric_idgl
 
 project = 'torch_geometric_idgl'
@@ -10,13 +13,15 @@ version = release = torch_geometric_idgl.__version__
 extensions = [
     'myst_nb',  # Markdown and notebooks
     'sphinx.ext.autodoc',
-    'sphinx.ext.mathjax',
     'sphinx.ext.napoleon',
     'sphinx.ext.viewcode',
 ]
 exclude_patterns = ['_build']
 html_theme = 'furo'
 html_title = 'IDGL for PyTorch Geometric'
+html_static_path = ['_static']
+html_css_files = ['wide_tables.css']
+html_math_renderer = 'mathml'
 
 myst_enable_extensions = ['amsmath', 'colon_fence', 'dollarmath']
 myst_heading_anchors = 3
@@ -25,7 +30,7 @@ nb_execution_mode = 'off'  # The notebook is stored with its outputs.
 add_module_names = False
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'  # Docstrings say the types.
-napoleon_use_ivar = True
+napoleon_custom_sections = [('Attributes', 'params_style')]
 napoleon_use_param = False  # Types in docstrings are words, not links.
 napoleon_use_rtype = False
 
@@ -41,3 +46,14 @@ nitpick_ignore = [
     ('py:class', 'torch_geometric_idgl.ops.batch.Nodes'),
     ('py:meth', 'forward'),
 ]
+
+
+def draw_formula(self, node):
+    """Browsers draw MathML by themselves: no script has to be fetched."""
+    display = 'block' if isinstance(node, nodes.math_block) else 'inline'
+    self.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app):
+    app.add_html_math_renderer('mathml', (draw_formula, None), (draw_formula, None))
