@@ -176,15 +176,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='of wine, cancer, digits: one for each seed (default), or those of the '
         'paper',
     )
-    parser.add_argument('--settings', choices=['paper', 'tuned'])
     parser.add_argument('--config', help='YAML file of other settings, as tuned.yaml')
     add_options(parser)
     args = parser.parse_args(argv)
     if args.all == bool(args.dataset):
         parser.error('give either --dataset or --all')
-    if args.settings and args.config:
-        parser.error('give either --settings or --config')
-    if args.all and (args.model or args.settings or args.config or args.splits):
+    if args.all and (args.model or args.config or args.splits):
         parser.error('--all runs every system, with every setting and split')
     return args
 
@@ -195,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     stage(args)
     if args.all:
         return run_all(args)
-    system = System.parse(args.model or 'idgl', args.config or args.settings or 'paper')
+    system = System.parse(args.model or 'idgl', args.config)
     check_supported(system, args.dataset)
     runs = run_pair(
         args.dataset,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,39 +110,36 @@ class System:
         return ' '.join(filter(None, (TITLES[self.base], ablation, suffix)))
 
     @classmethod
-    def parse(cls, name: str, settings: str = 'paper') -> System:
-        """Reads a name; :obj:`settings` is `paper`, `tuned` or a YAML file."""
-        base, ablation = name, None
-        custom = settings not in ('paper', 'tuned')
-        if base.endswith('-tuned'):
-            if custom:
-                raise ValueError(
-                    f"Expected either tuned settings or those of a file (got '{name}' "
-                    f'and {settings})'
-                )
-            base, settings = base.removesuffix('-tuned'), 'tuned'
-        for key in ABLATIONS:
-            if base.endswith(f'-{key}'):
-                base, ablation = base.removesuffix(f'-{key}'), key
-        if base not in SUPPORTED or (ablation and not base.startswith('idgl')):
+    def parse(cls, name: str, file: str | None = None) -> System:
+        """Looks a name up; :obj:`file` is a YAML file of other settings."""
+        if name not in SYSTEMS:
             raise ValueError(
                 f'Expected one of {", ".join(SUPPORTED)}, for IDGL also with '
                 f"-{', -'.join(ABLATIONS)}, for all also with '-tuned' (got '{name}')"
             )
-        system = cls(base, ablation, settings)
-        if custom and any(str(system) in names(own) for own in SUPPORTED):
+        system = SYSTEMS[name]
+        if file is None:
+            return system
+        if system.settings == 'tuned':
+            raise ValueError(
+                f"Expected either tuned settings or those of a file (got '{name}' and "
+                f'{file})'
+            )
+        system = replace(system, settings=file)
+        if str(system) in SYSTEMS:
             raise ValueError(
                 f"Expected a file whose name with the system's is not that of another "
-                f"one (got {settings}, which would be '{system}')"
+                f"one (got {file}, which would be '{system}')"
             )
         return system
 
 
-def names(base: str) -> list[str]:
-    """All names that stand for a system with published or tuned settings."""
-    ablations = ['', *ABLATIONS] if base.startswith('idgl') else ['']
-    parts = [(base, a, s) for a in ablations for s in ('', 'tuned')]
-    return ['-'.join(filter(None, part)) for part in parts]
+SYSTEMS = {
+    str(system): system
+    for base in SUPPORTED
+    for ablation in (None, *(ABLATIONS if base.startswith('idgl') else ()))
+    for system in (System(base, ablation), System(base, ablation, 'tuned'))
+}
 
 
 def check_supported(system: System, dataset: str) -> None:

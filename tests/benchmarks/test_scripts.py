@@ -180,7 +180,7 @@ def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
         ['--dataset', 'wine', '--runs', '0'],
         ['--all', '--model', 'gcn'],
         ['--all', '--splits', 'paper'],
-        ['--dataset', 'wine', '--settings', 'tuned', '--config', 'mine.yaml'],
+        ['--all', '--dataset', 'wine'],
         [],
     ],
 )

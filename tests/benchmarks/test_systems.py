@@ -28,7 +28,6 @@ def test_names():
     assert System.parse('gcn-gdc') == System('gcn-gdc')
     assert System.parse('idgl-anch-noil') == System('idgl-anch', 'noil')
     assert System.parse('gcn-tuned') == System('gcn', settings='tuned')
-    assert System.parse('idgl', 'tuned') == System.parse('idgl-tuned')
     for name in ['idgl', 'idgl-anch-noreg', 'gcn-knn-tuned', 'idgl-noil-tuned']:
         assert str(System.parse(name)) == name
     assert str(System.parse('idgl', 'some/where/mine.yaml')) == 'idgl-mine'
