@@ -90,6 +90,9 @@ def make_model(name):
     )
 
 
+print(f'{len(y)} images of digits, three labels of each kind, and two graphs of them:')
+print('kNN graph:   joins each image to similar ones')
+print(f'wrong edges: the same graph, {args.wrong:.0%} of its edges put anywhere else')
 scores = {}
 for seed in range(args.seeds):
     seed_everything(seed)
