@@ -131,20 +131,26 @@ def readme_table(folder: Path) -> list[list[str]]:
     return rows + [reported_row(name, datasets) for name in ('idgl', 'idgl-anch')]
 
 
+def smoothed_rows(name: str, datasets: Datasets, folder: Path) -> list[list[str]]:
+    """A system before and after smoothing, by the same runs."""
+    system = System.parse(name)
+    plain, smooth = [system.title], [f'{system.title} + smoothing']
+    for dataset in datasets:
+        content = results(dataset, system, folder) or {'runs': []}
+        runs = [run for run in content['runs'] if 'smoothed' in run]
+        plain.append(score_cell([run['test'] for run in runs]))
+        smooth.append(score_cell([run['smoothed']['test'] for run in runs]))
+    return [plain, smooth]
+
+
 def smoothed_table(folder: Path) -> list[list[str]]:
-    """Test accuracies before and after smoothing, of the same runs."""
+    """Systems before and after smoothing; tuned ones and variants if there are any."""
     datasets = (*PLANETOID, *TABLES)
     rows = [['', *(TITLES[d] for d in datasets)]]
     for name in (name for name in MAIN_ROWS if System.parse(name).base in SMOOTHED):
-        system = System.parse(name)
-        plain, smooth = [system.title], [f'{system.title} + smoothing']
-        for dataset in datasets:
-            content = results(dataset, system, folder) or {'runs': []}
-            runs = [run for run in content['runs'] if 'smoothed' in run]
-            plain.append(score_cell([run['test'] for run in runs]))
-            smooth.append(score_cell([run['smoothed']['test'] for run in runs]))
-        if name in SMOOTHED or {*plain[1:]} != {'–'}:
-            rows += [plain, smooth]
+        own = smoothed_rows(name, datasets, folder)
+        if name in SMOOTHED or {*own[0][1:]} != {'–'}:
+            rows += own
     return rows
 
 
