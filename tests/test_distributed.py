@@ -319,6 +319,7 @@ def test_goes_on_after_a_rank_was_killed(tmp_path):
         command, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert job.returncode != 0
+    assert time.time() - file.stat().st_mtime < 60  # since the last checkpoint
     assert (
         f'Rank 0 of 2 has stopped: rank 1 no longer answers. Start the same command '
         f"again, which goes on from '{file}'" in job.stderr
@@ -382,6 +383,19 @@ def test_does_not_wait_for_a_rank_for_ever(tmp_path):
 
     found = messages(fn, 3, tmp_path)
     assert found[0].startswith('Rank 0 of 2 has stopped: rank 1 no longer answers.')
+
+
+def test_does_without_the_rank_that_has_the_notes(tmp_path):
+    """Without `torchrun`, rank 0 keeps what the others write down when they end."""
+
+    def fn(rank, world_size):
+        all_sum(torch.ones(1))
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        all_sum(torch.ones(1))
+
+    found = messages(fn, 30, tmp_path)
+    assert found[1].startswith('Rank 1 of 2 has stopped: rank 0 no longer answers.')
 
 
 def wrong_number_of_ranks(rank, world_size, file):

@@ -294,6 +294,25 @@ def test_cluster_loader():
         assert edges_of(batch) == induced(data, batch.n_id)
 
 
+@pytest.mark.parametrize('convert', ['to_sparse', 'to_sparse_csr'])
+def test_sparse_features(convert):
+    data = large_graph()
+    sparse = data.clone()
+    sparse.x = getattr(data.x, convert)()
+    for batch in AnchorLoader(PartitionLoader(sparse, 4), sparse, ANCHORS):
+        assert batch.x.layout == torch.sparse_coo
+        assert torch.equal(batch.x.to_dense(), data.x[batch.n_id])
+
+
+def test_batches_are_made_by_workers():
+    data = large_graph()
+    part = torch.arange(40) % 5
+    alone, others = (PartitionLoader(data, part, num_workers=n) for n in (0, 2))
+    for batch, expected in zip(others, alone, strict=True):
+        assert torch.equal(batch.x, expected.x)
+        assert torch.equal(batch.edge_index, expected.edge_index)
+
+
 def test_anchors_are_drawn_once_per_epoch():
     data, asked = large_graph(), []
 

@@ -621,7 +621,8 @@ def process_group(
         _on_sigterm(signal.SIG_IGN)  # there is something to say first
         lost = isinstance(error, _Stopped) or _is_lost_connection(error)
         note = '' if lost else f'{type(error).__name__}: {error}'
-        store.set(f'ended/{rank}', note)
+        with contextlib.suppress(RuntimeError):  # It may be gone with its machine.
+            store.set(f'ended/{rank}', note)
         if not lost:
             raise
         raise RuntimeError(_what_happened(store, rank, world_size, checkpoint)) from (
@@ -660,7 +661,7 @@ def _what_happened(
     """Which rank has ended, and what to do. Those that live leave a note."""
     others = set(range(world_size)) - {rank}
     causes, end = {}, time.monotonic() + 3.0
-    with contextlib.suppress(RuntimeError):  # The store may be gone with its machine.
+    with contextlib.suppress(RuntimeError):
         while others and time.monotonic() < end:
             for other in sorted(others):
                 if store.check([f'ended/{other}']):

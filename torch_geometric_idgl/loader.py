@@ -329,6 +329,8 @@ def _chosen(data: Data, nodes: Tensor, edges: Tensor) -> Iterator[tuple[str, Ten
         if not isinstance(value, Tensor) or key in ('edge_index', 'n_id', 'e_id'):
             continue
         dim = data.__cat_dim__(key, value)
+        if value.layout not in (torch.strided, torch.sparse_coo):
+            value = value.to_sparse_coo()  # of which PyTorch can select rows
         if data.is_node_attr(key):
             yield key, value.index_select(dim, nodes)
         elif data.is_edge_attr(key):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader
+from torch_geometric.loader import ClusterData, ClusterLoader, NeighborLoader
 from torch_geometric.nn import GCN, GCNConv
 
 from tests.nn.common import (
@@ -165,6 +165,13 @@ def whole_batches(data):
     """Loaders with one batch, which is the whole graph, in several orders of nodes."""
     yield PartitionLoader(data, 1)
     yield PartitionLoader(data, 4, batch_size=4, shuffle=True)
+
+    class Clusters(ClusterData):  # METIS is part of few installations
+        def _metis(self, edge_index, num_nodes):
+            return torch.arange(num_nodes) % 4
+
+    pytest.importorskip('pandas')  # PyG takes nodes apart with it
+    yield ClusterLoader(Clusters(data, 4, log=False), batch_size=4, shuffle=True)
 
 
 def check_whole_batch(loader, data, mode):
