@@ -1,11 +1,12 @@
 """Seconds and bytes of a step in several processes, on generated graphs.
 
     python benchmarks/distributed.py --sizes 10000 40000 --ranks 1 2
+    python benchmarks/distributed.py --root data    # only the parts of ogbn-arxiv
 
 The model has the paper's settings for ogbn-arxiv, with two refinements in every step;
 the graph has as many edges for each node. Bytes are those that a rank hands to its
 collectives: of a sum over ranks, what a ring sends, 2 (W - 1) / W times its size. With
-`--root`, it also counts how many nodes of others a rank of ogbn-arxiv fetches.
+`--root`, it counts how many nodes of others a rank of ogbn-arxiv fetches.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch_geometric.data import Data
 from torch_geometric_idgl import IDGLAnch
 from torch_geometric_idgl.datasets.load import load_arxiv_graph
 from torch_geometric_idgl.distributed import distribute, partition, process_group
+from torch_geometric_idgl.loader import PartitionLoader
 
 SETTINGS: dict[str, Any] = {
     'hidden_channels': 256,
@@ -130,15 +132,21 @@ def work(n: int, steps: int, out: Path) -> None:
 
 
 def halo_of_arxiv(root: str) -> list[dict[str, Any]]:
-    """How many nodes of others a rank fetches, with ranges of nodes as parts."""
+    """How many nodes of others a rank fetches for each of its own, on average, with
+    ranges of nodes as parts, and with parts that grow along edges.
+    """
     data = load_arxiv_graph(root)
     data.x = torch.zeros(data.y.numel(), 1)
     rows = []
     for ranks in (2, 4, 8, 16):
-        shards = [partition(data, rank, ranks) for rank in range(ranks)]
-        own = sum(shard.x.size(0) for shard in shards)
-        halo = sum(shard.adj_t.halo_index.numel() for shard in shards)
-        rows.append({'ranks': ranks, 'halo_nodes_per_own_node': round(halo / own, 3)})
+        row: dict[str, Any] = {'ranks': ranks}
+        seed_everything(0)
+        grown = PartitionLoader(data, ranks).part
+        for name, part in (('ranges', None), ('grown', grown)):
+            shards = (partition(data, rank, ranks, part) for rank in range(ranks))
+            halo = sum(shard.adj_t.halo_index.numel() for shard in shards)
+            row[name] = round(halo / data.y.numel(), 3)
+        rows.append(row)
     return rows
 
 
@@ -159,31 +167,34 @@ def main() -> None:
     parser.add_argument('--sizes', type=int, nargs='+', default=[10_000, 40_000])
     parser.add_argument('--ranks', type=int, nargs='+', default=[1, 2])
     parser.add_argument('--steps', type=int, default=3)
-    parser.add_argument('--root', help='the data, to look at ogbn-arxiv as well')
+    parser.add_argument('--root', help='the data, to look at ogbn-arxiv alone')
     parser.add_argument('--out', type=Path, default=RESULTS / 'distributed.json')
     parser.add_argument('--work', action='store_true', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         work(args.sizes[0], args.steps, args.out)
         return
-    content: dict[str, Any] = {
+    content: dict[str, Any] = read_json(args.out) or {}
+    if args.root:
+        parts = halo_of_arxiv(args.root)
+        command = 'python benchmarks/distributed.py --root ROOT'
+        made = {'command': command, 'versions': versions(), 'fetched_per_node': parts}
+        write_json(args.out, {**content, 'ogbn-arxiv': made})
+        return
+    content |= {
         'command': 'python benchmarks/distributed.py',
-        'arguments': {k: v for k, v in vars(args).items() if k not in ('out', 'work')},
+        'arguments': {key: getattr(args, key) for key in ('sizes', 'ranks', 'steps')},
         'versions': versions(),
         'machine': machine(),
         'settings': {'num_features': NUM_FEATURES, **SETTINGS},
         'steps': [],
     }
-    content['arguments'].pop('root')
     temp = args.out.with_suffix('.row.json')
     for n in args.sizes:
         for ranks in args.ranks:
             row = measure(n, ranks, args.steps, temp)
             print(row, flush=True)
             content['steps'].append(row)
-    if args.root:
-        content['ogbn-arxiv'] = halo_of_arxiv(args.root)
-        print(content['ogbn-arxiv'])
     write_json(args.out, content)
 
 

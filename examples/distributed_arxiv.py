@@ -143,8 +143,9 @@ def main(rank, world_size):
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
     data = load_data()
-    shard = partition(data, rank, world_size).to(device)
-    seed_everything(args.seed)  # the same weights on all ranks
+    seed_everything(args.seed)  # the same parts and weights on all ranks
+    part = PartitionLoader(data, world_size).part  # keeps neighbours together
+    shard = partition(data, rank, world_size, part).to(device)
     model = make_model(data).to(device)
     if args.mini_batch:  # The same parts on all ranks; each takes its share of them.
         sampler = DistributedSampler(range(args.parts), world_size, rank)

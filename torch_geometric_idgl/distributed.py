@@ -349,8 +349,9 @@ def partition(
         world_size (int): The number of ranks.
         part (torch.Tensor, optional): The rank of each node. The fewer edges lead from
             one part to another, the less is sent; parts of the same size take the same
-            time. If not given, ranks own equal ranges of nodes.
-            (default: :obj:`None`)
+            time. :obj:`PartitionLoader(data, world_size).part` grows such parts, with
+            the same random numbers on all ranks. If not given, ranks own equal ranges
+            of nodes. (default: :obj:`None`)
     """
     check_at_least('world_size', world_size, 1, integer=True)
     check_at_least('rank', rank, 0, integer=True)

@@ -5,7 +5,8 @@ import socket
 import distributed
 import pytest
 import torch
-from common import read_json
+from common import read_json, write_json
+from torch_geometric.data import Data
 
 
 def work(rank, port, out):
@@ -37,3 +38,23 @@ def test_bytes_of_a_step(tmp_path):
     assert row['sent_nodes'] > 0
     assert row['halo_bytes'] == nodes * columns * 4
     assert row['broadcast_bytes'] == 300 * 8  # the anchors
+
+
+def test_parts_of_arxiv(tmp_path, monkeypatch):
+    """Neighbours on a ring whose nodes are in any order are fetched less if it is cut
+    into pieces.
+    """
+    torch.manual_seed(0)
+    order = torch.randperm(64)
+    ring = torch.stack([order, order.roll(1)])
+    data = Data(edge_index=torch.cat([ring, ring.flip(0)], dim=1), y=order)
+    monkeypatch.setattr(distributed, 'load_arxiv_graph', lambda root: data)
+    out = tmp_path / 'distributed.json'
+    write_json(out, {'steps': ['of before']})
+    monkeypatch.setattr('sys.argv', ['', '--root', 'data', '--out', str(out)])
+    distributed.main()
+    content = read_json(out)
+    assert content['steps'] == ['of before']
+    rows = content['ogbn-arxiv']['fetched_per_node']
+    assert [row['ranks'] for row in rows] == [2, 4, 8, 16]
+    assert all(0 < row['grown'] < row['ranges'] for row in rows)
