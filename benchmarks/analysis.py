@@ -112,6 +112,10 @@ PERTURBED = {
     'delete': {'initial_weight': 0.7, 'update_weight': 0.1},
     'add': {'initial_weight': 0.1, 'update_weight': 0.2},
 }
+PERTURBED_LABELS = {
+    'delete': 'probability that an edge is deleted',
+    'add': 'probability that a missing edge is added',
+}
 
 
 def edges_result(cell: Cell, options: Cell) -> Result:
@@ -140,7 +144,7 @@ def edges_panels(found: list[Result]) -> list[Panel]:
     return [
         Panel(
             f'{TITLES[dataset]}, {TITLES[kind]}',
-            'probability',
+            PERTURBED_LABELS[kind],
             lines(own, 'rate'),
         )
         for (dataset, kind), own in grouped(found, 'dataset', 'kind').items()
@@ -440,6 +444,12 @@ class Panel:
     ylabel: str = 'test accuracy (%)'
     log: bool = False
 
+    @property
+    def points(self) -> list[float]:
+        """Where there is a value; others may have more than we."""
+        shown = [*self.lines.values(), *self.dashed.values()]
+        return sorted({x for values in shown for x in values})
+
 
 def matches(result: Result, cell: Cell) -> bool:
     return all(result.get(key) == value for key, value in cell.items())
@@ -490,6 +500,7 @@ def draw_panels(panels: list[Panel]) -> Figure:
             points = sorted(figures.items())
             (handles[label],) = axes.plot(*zip(*points, strict=True), **style)
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+        axes.set_xticks(panel.points)
         axes.set_yscale('log' if panel.log else 'linear')
         axes.grid(alpha=0.3)
     figure.legend(
@@ -506,25 +517,20 @@ def panels_table(panels: list[Panel]) -> str:
     """A table for each panel: a row for each line, a column for each point."""
     parts = []
     for panel in panels:
-        points = {x for values in panel.lines.values() for x in values}
-        # Of a horizontal line the ends are points; others may have more than we.
-        points |= {x for values in panel.dashed.values() for x in values}
         digits = (lambda v: f'{statistics.fmean(v):.2g}') if panel.log else None
         rows = []
         for label, values in panel.lines.items():
             cells = [
                 (digits or mean_and_deviation)(values[x]) if x in values else '–'
-                for x in sorted(points)
+                for x in panel.points
             ]
             count = {len(v) for v in values.values()}
             span = f'{min(count)}' if len(count) == 1 else f'{min(count)}–{max(count)}'
             rows.append([label, *cells, span])
         for label, figures in panel.dashed.items():
-            cells = [
-                f'{figures[x]:.1f}' if x in figures else '–' for x in sorted(points)
-            ]
+            cells = [f'{figures[x]:.1f}' if x in figures else '–' for x in panel.points]
             rows.append([label, *cells, ''])
-        header = [panel.xlabel, *(f'{x:g}' for x in sorted(points)), 'runs']
+        header = [panel.xlabel, *(f'{x:g}' for x in panel.points), 'runs']
         parts.append(f'{panel.title}: {panel.ylabel}\n\n{common.table(header, rows)}')
     return '\n\n'.join(parts)
 

@@ -64,11 +64,12 @@ def results(
     Where a search has kept the published ones, these are the same runs.
     """
     drawn = paper_splits and dataset in TABLES
-    tuned = read_yaml(CONFIGS / 'tuned.yaml').get(system.base, {})
-    if system.settings == 'tuned' and dataset not in tuned:
-        return None
     if dataset not in SUPPORTED[system.base]:
         return None
+    if system.settings == 'tuned':
+        tuned = read_yaml(CONFIGS / 'tuned.yaml')
+        if dataset not in tuned.get(system.base, {}):
+            return None
     settings = load_settings(system, dataset, drawn)
     for shown in (system, System(system.base, system.ablation)):
         content = read_json(results_file(dataset, shown, folder, drawn))
