@@ -372,6 +372,19 @@ def graphs_result(cell: Cell, options: Cell) -> Result:
     return result
 
 
+def drawn_pairs(result: Result, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs of nodes that are drawn of a graph, and their classes."""
+    pairs = torch.tensor([int(i) for i in result[name]['pairs'].split()]).view(-1, 2)
+    ends = torch.tensor(result['classes']).cumsum(0)
+    return pairs, torch.bucketize(pairs, ends, right=True)
+
+
+def drawn_share(result: Result, name: str) -> float:
+    """How many of the drawn pairs are within a class, in percent."""
+    label = drawn_pairs(result, name)[1]
+    return 100 * float((label[:, 0] == label[:, 1]).float().mean())
+
+
 def draw_graphs(found: list[Result]) -> Figure:
     """Both graphs of each data set as matrices of nodes that are sorted by class."""
     found = first_of_each(found)
@@ -380,9 +393,9 @@ def draw_graphs(found: list[Result]) -> Figure:
         ends = torch.tensor(result['classes']).cumsum(0)
         for column, name in enumerate(('initial', 'learned')):
             axes = figure.add_subplot(len(found), 2, 2 * row + column + 1)
-            pairs = torch.tensor([int(i) for i in result[name]['pairs'].split()])
-            pairs = torch.cat([pairs.view(-1, 2), pairs.view(-1, 2).flip(1)])
-            label = torch.bucketize(pairs, ends, right=True)
+            pairs, label = (
+                torch.cat([given, given.flip(1)]) for given in drawn_pairs(result, name)
+            )
             same = label[:, 0] == label[:, 1]
             palette = [COLOURS[i % len(COLOURS)] for i in range(len(ends))]
             for dots, colours in (
@@ -394,8 +407,9 @@ def draw_graphs(found: list[Result]) -> Figure:
                 axes.scatter(dots[:, 1], dots[:, 0], c=colours, **style)
             share = 100 * result[name]['within_class']
             axes.set_title(
-                f'{TITLES[result["dataset"]]}, {name} graph:\n'
-                f'{share:.0f} % of the weight within classes',
+                f'{TITLES[result["dataset"]]}, {name} graph; within classes:\n'
+                f'{share:.0f} % of all weight, {drawn_share(result, name):.0f} % of '
+                f'the drawn pairs',
                 fontsize=11,
             )
             limit = int(ends[-1])
@@ -419,11 +433,13 @@ def first_of_each(found: list[Result]) -> list[Result]:
 
 
 def graphs_table(found: list[Result]) -> str:
-    """The share of the weight that is within classes, in percent."""
-    header = ['', 'initial graph', 'learned graph', 'mixed graph', 'test (%)']
+    """The shares of weight, and of drawn pairs, within classes; and the accuracy."""
+    header = ['within classes (%)', 'initial graph', 'learned graph', 'mixed graph']
+    header += ['drawn pairs of the initial graph', 'of the learned graph', 'accuracy']
     rows = [
         [TITLES[r['dataset']]]
         + [f'{100 * r[n]["within_class"]:.1f}' for n in ('initial', 'learned', 'mixed')]
+        + [f'{drawn_share(r, n):.1f}' for n in ('initial', 'learned')]
         + [f'{100 * r["test"]:.1f}']
         for r in first_of_each(found)
     ]
