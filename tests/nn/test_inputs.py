@@ -17,7 +17,8 @@ from tests.nn.common import (
     make_graph,
     make_model,
 )
-from torch_geometric_idgl.nn import IDGL, IDGLAnch
+from torch_geometric_idgl.graphs import DenseGraph, SparseGraph
+from torch_geometric_idgl.nn import IDGL, IDGLAnch, inputs
 
 
 @pytest.mark.parametrize('cls', MODELS)
@@ -216,3 +217,22 @@ def test_neighbour_sampling(cls):
         seen += batch.batch_size
     assert seen == 40
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize('cls', [IDGL, IDGLAnch])
+def test_given_graph_with_many_edges_is_a_matrix(cls, monkeypatch):
+    torch.manual_seed(0)
+    x, n = torch.rand(20, 6), 20
+    edge_index = (torch.rand(n, n) < 0.6).nonzero().t()
+    found = []
+    for largest, kind in [(1 << 24, DenseGraph), (0, SparseGraph)]:
+        monkeypatch.setattr(inputs, '_MATRIX', (n, largest))
+        torch.manual_seed(1)
+        model = cls(6, 8, 2, 3, max_iters=2, tol=None)
+        weight = torch.linspace(0.5, 1.5, edge_index.size(1)).requires_grad_()
+        out, trace = model(x, edge_index, weight, return_trace=True)
+        assert type(trace.initial) is kind
+        out.square().sum().backward()
+        found.append([out, weight.grad, *(p.grad for p in model.parameters())])
+    for dense, sparse in zip(*found, strict=True):
+        torch.testing.assert_close(dense, sparse)

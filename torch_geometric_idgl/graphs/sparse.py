@@ -11,6 +11,7 @@ from ..ops.features import Features
 from ..ops.numeric import dropout
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
+from .dense import DenseGraph
 from .scores import Scores, tiles
 
 __all__ = ['SparseGraph']
@@ -75,6 +76,11 @@ class SparseGraph(Affinity):
     def dropout(self, p: float, message: Tensor | None) -> SparseGraph:
         """The same graph with some of its entries dropped."""
         return self.with_value(dropout(self.value, p)).multiplied(message)
+
+    def to_matrix(self) -> DenseGraph:
+        """The same graph with all its entries, of a single graph."""
+        value = self.matrix.to_dense().unsqueeze(0)
+        return DenseGraph(value, self.rows, self.cols, self.symmetric)
 
     def of_nodes(self, index: Tensor, nodes: Nodes) -> SparseGraph:
         """The graph of some of the nodes, which has all edges that lead to them."""

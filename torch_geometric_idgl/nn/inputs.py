@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,9 +40,11 @@ __all__ = [
 ]
 
 _SMALL = (16, 128)  # nodes up to which graphs of a batch are refined together
-# A kNN graph is a matrix if it is small and one in so many pairs are neighbours.
+# An initial graph is a matrix if it is small and one in so many pairs are neighbours:
+# a step on Cora with half of all pairs added as edges takes half the time.
 _MANY = 8
 _DENSE = 2048
+_MATRIX = (1 << 16, 1 << 24)  # entries of a given graph that may be one
 
 InitialGraph = SparseGraph | DenseGraph | CompleteGraph
 
@@ -135,8 +137,17 @@ def arrange(
             initial = None if given is None else given.of_nodes(rows, some)
         if initial is None:
             initial = knn_initial_graph(own_others, k)
+        elif _has_many_edges(initial):
+            initial = initial.to_matrix()
         parts.append(Part(own, own_others, initial, graphs))
     return Inputs(features, others, given, parts)
+
+
+def _has_many_edges(graph: Any) -> TypeGuard[SparseGraph]:
+    if not isinstance(graph, SparseGraph) or graph.rows.num_graphs > 1:
+        return False
+    pairs = graph.rows.num_rows**2
+    return _MATRIX[0] <= pairs <= _MATRIX[1] and pairs < _MANY * graph.value.numel()
 
 
 def _groups(sizes: Sequence[int], together: bool) -> list[list[int]]:
