@@ -226,9 +226,9 @@ class WrappedGNN(Backbone):
 
     def project(self, x: Features) -> tuple[Tensor, None]:
         value = x.value
-        return SparseInput.of(value) if isinstance(
-            value, SparseMatrix
-        ) else value.to_dense(), None
+        if isinstance(value, SparseMatrix):
+            return SparseInput.of(value), None
+        return value.to_dense(), None
 
     def embed(
         self, projected: Tensor, graph: GraphOperator, nodes: Nodes, p: float

@@ -218,11 +218,7 @@ class Features:
 
     def to_dense(self) -> Tensor:
         """The features as a dense matrix."""
-        return (
-            self.value.to_dense()
-            if isinstance(self.value, SparseMatrix)
-            else self.value
-        )
+        return self.value.to_dense()
 
     # Products -----------------------------------------------------------------------
 
