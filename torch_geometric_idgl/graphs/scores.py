@@ -23,7 +23,7 @@ from torch.nn import Module
 
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import are_largest, block_entries, safe_rsqrt
+from ..ops.numeric import are_largest, block_entries, gram, safe_rsqrt
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 
 __all__ = [
@@ -195,12 +195,17 @@ class InnerScores(Scores):
 
     def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
         mine, others = self.slices(tile)
+        if self.symmetric and mine == others:
+            return gram(leaves[0][mine])
         return leaves[0][mine] @ leaves[-1][others].t()
 
     def dense(self) -> Tensor:
         if self.top_k is not None or self.rows.num_graphs == 1:
             return super().dense()
-        u, v = self.rows.pad(self.leaves[0]), self.cols.pad(self.leaves[-1])
+        u = self.rows.pad(self.leaves[0])
+        if self.symmetric:
+            return sparsify(gram(u), self.epsilon)
+        v = self.cols.pad(self.leaves[-1])
         return sparsify(u @ v.transpose(1, 2), self.epsilon)
 
     def at(self, pattern: Pattern, value: Tensor) -> Tensor:
@@ -266,7 +271,7 @@ class RepeatedScores(InnerScores):
         mine, others = self.slices(tile)
         products = self._products
         if torch.is_grad_enabled():
-            products = leaves[0] @ leaves[0].t()
+            products = gram(leaves[0])
         products = products.index_select(0, self.row_kind[mine])
         return products.index_select(1, self.col_kind[others])
 
