@@ -209,14 +209,14 @@ class _WeightedUnitVectors(torch.autograd.Function):
         heads, channels = weight.shape
         scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
         moment = scaled * x.unsqueeze(1)  # g r x
+        grad_weight = moment.sum(0)
         # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
-        by_head = torch.block_diag(*weight.unsqueeze(-1).unbind(0))  # [m d, m]
-        grad_q = (moment.flatten(1) @ by_head) * scale.square() * -heads
+        grad_q = moment.mul_(weight).sum(2) * scale.square() * -heads
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = scaled.mul_(weight).sum(1)
             grad_x = grad_x.addcmul(x, grad_q @ weight.square())
-        grad_weight = moment.sum(0).addcmul(weight, grad_q.t() @ x.square())
+        grad_weight = grad_weight.addcmul(weight, grad_q.t() @ x.square())
         return grad_x, grad_weight
 
 
