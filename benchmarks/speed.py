@@ -206,7 +206,7 @@ def plot(rows: list[dict], path: Path) -> None:
             axis.loglog(xs, [p[key] for p in row['points']], 'o-', label=row['kind'])
         axis.set(xlabel='nodes', ylabel=label)
         axis.grid(True, which='both', alpha=0.3)
-    axes[0].legend()
+    axes[1].legend(loc='upper left')
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
