@@ -23,6 +23,7 @@ from typing import Any
 
 import analysis
 import documents
+import ogbn_arxiv
 import optuna
 from common import (
     CONFIGS,
@@ -317,7 +318,8 @@ def make_tables(folder: Path = RESULTS) -> dict[str, str]:
     for name in analysis.ANALYSES:
         own = analysis_section(name, found[name]) if name in found else ''
         made[f'analysis-{name}'] = own
-    return {**made, 'documents': documents.make_table(folder)}
+    made['documents'] = documents.make_table(folder)
+    return {**made, 'ogbn-arxiv': ogbn_arxiv.make_table(folder)}
 
 
 def update(text: str, tables: dict[str, str], results: str = 'results') -> str:
