@@ -464,7 +464,7 @@ def _what_helps(
     helps = ["a smaller 'lr' or 'weight_decay'"]
     if is_idgl:
         helps.insert(0, "a smaller 'smoothness' or 'sparsity'")
-    if is_idgl and not getattr(model, 'scale_regularizer', True):
+    if is_idgl and hasattr(model, 'num_anchors') and not model.scale_regularizer:
         helps.insert(0, "'scale_regularizer=True', more anchors ('num_anchors')")
     kind = 'training' if splits.compared == 'train' else 'dev'
     return (
