@@ -27,8 +27,7 @@ from torch_geometric_idgl.graphs import (
     TiledGraph,
     WeightedScores,
     base,
-    feature,
-    scores,
+    low_rank,
     tiled,
 )
 from torch_geometric_idgl.nn import RBF
@@ -340,7 +339,7 @@ def with_ones(message: Tensor | int) -> Tensor:
 
 def use_small_blocks(monkeypatch, entries=2):
     """Blocks of one or two rows or columns, so that tiny graphs need several."""
-    for module in (scores, tiled, feature, features_module, sparse_module):
+    for module in (tiled, low_rank, features_module, sparse_module):
         monkeypatch.setattr(module, 'block_entries', lambda device: entries)
     monkeypatch.setattr(base, '_COLUMN_BLOCK', 2)
 

@@ -34,7 +34,7 @@ from tests.nn.common import (
     make_model,
 )
 from torch_geometric_idgl import IDGL, IDGLAnch, to_idgl
-from torch_geometric_idgl.nn.convert import SparseInput
+from torch_geometric_idgl.nn.wrap import SparseInput
 from torch_geometric_idgl.ops.sparse import SparseMatrix
 from torch_geometric_idgl.training import fit
 

@@ -5,21 +5,19 @@ version.
 
 from .anchor import AnchorGraph
 from .base import Affinity, GraphOperator, Measures
-from .combined import BlockGraph, Mixture
 from .dense import DenseGraph
-from .feature import FeatureGraph
-from .low_rank import CompleteGraph, LowRankGraph
-from .node import NodeGraph
-from .scores import (
+from .low_rank import CompleteGraph, FeatureGraph, LowRankGraph
+from .mixture import BlockGraph, Mixture, NodeGraph
+from .sparse import SparseGraph
+from .tiled import (
     InnerScores,
     PairScores,
     RepeatedScores,
     Scores,
+    TiledGraph,
     WeightedScores,
     sparsify,
 )
-from .sparse import SparseGraph
-from .tiled import TiledGraph
 
 __all__ = [
     'Affinity',

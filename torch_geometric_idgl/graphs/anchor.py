@@ -20,8 +20,7 @@ from ..ops.numeric import (
 from ..ops.sparse import SparseMatrix
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
-from .feature import FeatureGraph
-from .low_rank import LowRankGraph, project
+from .low_rank import FeatureGraph, LowRankGraph, project
 from .sparse import SparseGraph
 from .tiled import TiledGraph
 

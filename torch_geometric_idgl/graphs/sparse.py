@@ -12,7 +12,7 @@ from ..ops.numeric import dropout
 from ..ops.sparse import Pattern, SparseMatrix
 from .base import MAX_EDGES, Affinity
 from .dense import DenseGraph
-from .scores import Scores, tiles
+from .tiled import Scores, tiles
 
 __all__ = ['SparseGraph']
 

@@ -23,7 +23,7 @@ from ..graphs import (
     TiledGraph,
     WeightedScores,
 )
-from ..graphs.scores import BlockScores, Tile
+from ..graphs.tiled import BlockScores, Tile
 from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import different_rows, reads_are_free

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..graphs import DenseGraph, GraphOperator, SparseGraph, TiledGraph
-from ..graphs.scores import tiles
+from ..graphs.tiled import tiles
 
 __all__ = ['class_share_by_chance', 'strongest_edges']
 
