@@ -5,7 +5,7 @@ times are medians of interleaved repeats in one of them.
 
     python benchmarks/speed.py                      # everything
     python benchmarks/speed.py --only reference     # or gcn, scaling, arxiv, documents,
-                                                    # knn
+                                                    # newsgroups, knn
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = ('low-rank', 'anchor', 'anchor-recomputed', 'tiled')
 TOKENS = (60, 80, 100, 120, 140, 160, 180, 205, 230, 260, 290, 330, 380, 470, 580, 1000)
 ONE_THREAD = {'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
 PARTS = {'reference': 'epochs', 'gcn': 'epochs', 'scaling': 'scaling'}
-PARTS |= {name: name for name in ('arxiv', 'documents', 'knn')}
+PARTS |= {name: name for name in ('arxiv', 'documents', 'newsgroups', 'knn')}
 
 
 def made(options: str, result: dict | None = None) -> dict[str, Any]:
@@ -178,6 +178,16 @@ def documents(args: argparse.Namespace, known: dict | None) -> dict:
     }
 
 
+def newsgroups(args: argparse.Namespace, known: dict | None) -> dict:
+    """The first training epoch on 20News, from one in so many batches."""
+    case = {'root': str(args.root), 'every': args.every, 'repeats': 1}
+    result = fresh({'job': 'newsgroups', **case})
+    seconds = result.pop('seconds')[0]
+    epoch = seconds * result['all_documents'] / result['documents']
+    by = made(f'--only newsgroups --every {args.every}', result)
+    return {**result, 'seconds': seconds, 'epoch_minutes': epoch / 60, 'made': by}
+
+
 def knn(args: argparse.Namespace, known: dict | None) -> dict:
     """The kNN graph of a large table, exact and approximate, on one thread, in seconds
     of CPU time; beside them the exact search of faiss, which the package does not use.
@@ -223,6 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument('--arxiv-nodes', type=int, default=169_343)
     parser.add_argument('--arxiv-edges', type=int, default=1_166_243)
     parser.add_argument('--knn-nodes', type=int, default=100_000)
+    parser.add_argument('--every', type=int, default=10, help='batches of 20News')
     parser.add_argument('--out', type=Path, default=RESULTS / 'speed.json')
     args = parser.parse_args(argv)
     stage(args)

@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCN, MaxAggregation
 from torch_geometric.utils import coalesce, to_dense_batch
 
@@ -253,6 +255,39 @@ def documents_epoch(system: str, data: Data, max_iters: int) -> Epoch:
     return epoch
 
 
+def newsgroups_epoch(root: str, every: int) -> tuple[Epoch, dict[str, int]]:
+    """One in so many batches of a training epoch on 20News, in order of their length,
+    with the paper's settings; and how many documents and tokens that are.
+    """
+    import documents  # not at the top: earlier revisions, timed too, have none
+
+    from torch_geometric_idgl.loader import BucketSampler
+
+    system = documents.find_system('idgl')
+    settings = documents.load_settings(system, '20news')
+    folder = Path(root) / '20news'
+    cut = (settings['split_seed'], settings['max_tokens'])
+    train = documents.DATASETS['20news'](str(folder), 'train', *cut)
+    vectors = documents.load_vectors(settings['vectors'], train.vocab, root).weight
+    shape = (settings, vectors, '20news', train.num_classes)
+    model = documents.make_model('idgl', *shape).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings['lr'])
+    sampler = BucketSampler(train, settings['batch_size'], shuffle=False)
+    chosen = [*sampler][every // 2 :: every]
+    loader = DataLoader(train, batch_sampler=chosen)
+
+    def epoch() -> None:
+        for batch in loader:
+            optimizer.zero_grad()
+            _, trace = model(batch, return_trace=True)
+            trace.loss(partial(F.cross_entropy, target=batch.y)).backward()
+            optimizer.step()
+
+    tokens = sampler.sizes[list(itertools.chain(*chosen))]
+    counts = {'documents': len(tokens), 'tokens': int(tokens.sum())}
+    return epoch, {**counts, 'all_documents': len(train)}
+
+
 def knn_searches(n: int, k: int) -> dict[str, Callable[[], Tensor]]:
     """Ways to the cosine kNN graph of made-up data: the neighbours, `[n, k]`."""
     import faiss
@@ -349,7 +384,10 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         share = recall(found['approximate'], found['exact'])
         about |= {'recall': share, 'faiss': faiss.__version__}
         return {'seconds': seconds, **about}
-    if job == 'documents-memory':
+    if job == 'newsgroups':
+        epoch, counts = newsgroups_epoch(case['root'], case['every'])
+        about |= counts
+    elif job == 'documents-memory':
         epoch = documents_epoch(case['system'], data, few)
     elif job == 'large':
         epoch = large_epoch(case['kind'], case['n'], case.get('edges', 574))

@@ -481,3 +481,18 @@ def test_commands_of_results_are_understood(run, tmp_path):
         *('20news', 'bilstm', 3, 1),
     )
     assert (args.limit, args.max_epochs, args.max_tokens) == (2, 1, 1000)
+
+
+def test_a_part_of_an_epoch_stands_for_all(data, tmp_path, monkeypatch):
+    import speed
+    import speed_cases
+
+    monkeypatch.setattr(speed, 'fresh', speed_cases.run_case)
+    out = tmp_path / 'speed.json'
+    options = ['--only', 'newsgroups', '--every', '1', '--root', str(data)]
+    speed.main([*options, '--out', str(out)])
+    row = read_json(out)['newsgroups']
+    assert row['documents'] == row['all_documents'] > 0
+    assert row['tokens'] > row['documents']
+    assert row['epoch_minutes'] == pytest.approx(row['seconds'] / 60)
+    assert row['made']['command'].endswith('speed.py --only newsgroups --every 1')
