@@ -56,7 +56,7 @@ MAX_TOKENS = 1000  # of a document, as in the paper
 # The rows of the table, by their names.
 SYSTEMS = {name: System(name) for name in ('bilstm', 'gcn-knn')}
 for _base in ('idgl', 'idgl-anch'):
-    for _ablation in (None, 'noreg', 'noil'):
+    for _ablation in (None, 'nosmooth', 'noreg', 'noil'):
         SYSTEMS[str(System(_base, _ablation))] = System(_base, _ablation)
 # Settings of the data and the document model, not of its GNN.
 OWN = ('vectors', 'split_seed', 'max_tokens', 'batch_size', 'word_dropout')
@@ -298,7 +298,9 @@ def make_table(folder: Path = RESULTS) -> str:
         row = [system.title]
         for dataset, tokens in columns:
             content = read_json(results_file(dataset, system, folder, tokens))
-            figure = reported[name].get(dataset) if tokens == MAX_TOKENS else None
+            figure = (
+                reported.get(name, {}).get(dataset) if tokens == MAX_TOKENS else None
+            )
             remark = _remark(content, system, dataset) if content else ''
             scores = [run['test'] for run in content['runs']] if content else []
             row.append(score_cell(scores, figure, remark))

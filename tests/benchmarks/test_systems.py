@@ -118,11 +118,12 @@ def test_regulariser_of_anchors_is_the_papers_unless_set():
 
 
 @pytest.mark.parametrize('base', ['idgl', 'idgl-anch'])
-@pytest.mark.parametrize('ablation', ['noreg', 'noil'])
+@pytest.mark.parametrize('ablation', ['noreg', 'noil', 'nosmooth'])
 def test_ablations_change_only_what_they_name(base, ablation):
     keys = {
         'noreg': {'smoothness', 'connectivity', 'sparsity'},
         'noil': {'max_iters', 'first_phase'},
+        'nosmooth': {'smoothness'},
     }
     assert set(ABLATIONS[ablation]) == keys[ablation]
     for dataset in SUPPORTED[base]:
