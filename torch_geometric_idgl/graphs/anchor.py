@@ -163,14 +163,6 @@ class AnchorGraph(GraphOperator):
         x = x if self.mask is None else self.mask * x
         return self.to_nodes(x if weight == 1.0 else weight * x)
 
-    def anchor_graph(self) -> Tensor:
-        r""":math:`\widehat{\mathbf{B}}` of each graph, padded: :obj:`[B, S, S]`."""
-        affinity = self.affinity
-        if isinstance(affinity, LowRankGraph):
-            v = affinity.cols.pad(affinity.v)
-            return v @ _middle(affinity, self.node_scale) @ v.transpose(1, 2)
-        return self.rows.total(_anchor_graph(affinity, self.node_scale))
-
 
 def _regularized(
     affinity: Affinity, node_scale: Tensor, features: Features | None, norm: bool

@@ -15,8 +15,8 @@ __all__ = ['DenseGraph']
 
 
 class DenseGraph(Affinity):
-    r"""An affinity that holds its entries: for node-anchor affinities and batches of
-    small graphs.
+    r"""An affinity that holds its entries: small graphs, batches of them, and initial
+    graphs with many edges.
 
     Args:
         value (torch.Tensor): The entries, padded: :obj:`[B, N, M]`, zero in the

@@ -617,7 +617,7 @@ class TiledGraph(Affinity):
         *,
         features: Features | None = None,
         previous: Affinity | None = None,
-        norm: bool = True,
+        norm: bool = False,  # is known after every walk
         later: tuple[int, ...] = (),
         whole: bool = False,
     ) -> Measures:
@@ -709,7 +709,7 @@ class TiledGraph(Affinity):
         node-anchor affinity that was measured with :obj:`whole=True`.
         """
         assert self._matrix_slot is not None
-        return _AnchorGraph.apply(self.entries, self._matrix_slot, scale)
+        return _TiledAnchorGraph.apply(self.entries, self._matrix_slot, scale)
 
     @property
     def has_matrix_slot(self) -> bool:
@@ -945,7 +945,7 @@ class _LaterProduct(torch.autograd.Function):
         return None, F.pad(factors, (0, ctx.spare)), grad_x, None
 
 
-class _AnchorGraph(torch.autograd.Function):
+class _TiledAnchorGraph(torch.autograd.Function):
     r""":math:`\mathbf{R}^{\top} \mathrm{diag}(\mathbf{c}) \mathbf{R}`; the gradient of
     :math:`\mathbf{R}` is that of a slot of the same size.
     """

@@ -52,10 +52,10 @@ class GraphLearner(Module):
     The result is an operator. Which one computes it is chosen from the metric, the
     threshold, the sign of the vectors, the size and the measured density:
 
-    - :obj:`"low_rank"`, if sparsification removes nothing: :math:`\varepsilon = 0`, no
-      :obj:`top_k`, and an inner-product metric on vectors that are not negative.
-      Linear in the number of nodes.
-    - :obj:`"dense"`, up to about 2,000 nodes, or 67 million node-anchor pairs.
+    - :obj:`"low_rank"`, from 257 nodes on (or with anchors), if sparsification removes
+      nothing: :math:`\varepsilon = 0`, no :obj:`top_k`, and an inner-product metric on
+      vectors that are not negative. Linear in the number of nodes.
+    - :obj:`"dense"`, up to 2,048 nodes, or 67 million node-anchor pairs.
     - :obj:`"sparse"`, if fewer than 5 % of the entries survive.
     - :obj:`"tiled"`, otherwise: memory stays linear, time is quadratic.
 
@@ -169,7 +169,8 @@ class GraphLearner(Module):
             scores = self.scores(x, nodes, anchors)
             small = nodes.num_total * scores.cols.num_rows <= _SMALL**2
             dense = backend == 'dense' and (small or nodes.num_graphs > 1)
-            # Parameters of replicas, which are none, are only known to autograd.
+            # Replicas of `DataParallel` hold plain tensors, which cannot be found as
+            # leaves of tiles: autograd gets the whole matrix.
             if dense or (isinstance(scores, PairScores) and is_replica(self.metric)):
                 value = scores.dense()
                 return DenseGraph(value, nodes, scores.cols, scores.symmetric)

@@ -116,8 +116,8 @@ class IDGL(Module):
             both learners. (default: :obj:`"weighted_cosine"`)
         heads (int, optional): Number of heads :math:`m` of the metric.
             (default: :obj:`4`)
-        epsilon (float, optional): The threshold :math:`\varepsilon` below which
-            similarities are set to zero. (default: :obj:`0.`)
+        epsilon (float, optional): The threshold :math:`\varepsilon`: similarities of at
+            most this are set to zero. (default: :obj:`0.`)
         top_k (int, optional): Keep only so many of the largest similarities of each
             node. (default: :obj:`None`)
         k (int, optional): The number :math:`k` of neighbours of the cosine kNN graph
@@ -322,8 +322,8 @@ class IDGL(Module):
                 :class:`torch_geometric.nn.GCN`. (default: :obj:`None`)
             batch (torch.Tensor, optional): The graph of each node. Graphs never mix,
                 and each stops by itself. Graphs of more than 128 nodes are refined one
-                after another; smaller ones together, until the last of them has
-                stopped. (default: :obj:`None`)
+                after another; smaller ones in two groups, up to 16 nodes and up to 128,
+                each until the last of them has stopped. (default: :obj:`None`)
             batch_size (int, optional): The number of graphs. (default: :obj:`None`)
             graph_x (torch.Tensor, optional): The features that graphs are learned from,
                 for a model with :obj:`graph_channels`. (default: :obj:`None`)
@@ -386,10 +386,11 @@ class IDGL(Module):
 
         graph = self._learn(self.feature_learner, features, asked)  # Eq. 1
         mixed = self._mix_first(initial, graph, message)  # Eq. 3
+        # Eq. 3 is η λ L + (1 − η) Ã(1) + η (1 − λ) f(A(t)), where only f(A(t)) changes.
         constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
         trace = Trace(nodes, part.initial, graph.affinity, graph.affinity, mixed)
-        drafts = []  # of outputs
+        drafts = []  # outputs on refined graphs, still without the part of `constant`
         if full:
             trace.regs.append(graph_loss(graph, *asked.weights))  # Eq. 10, 11
             trace.outs.append(self.backbone.predict(last, mixed))
@@ -401,7 +402,7 @@ class IDGL(Module):
         refine = self._recomputed if self.checkpoint_iters else self._refine
 
         for t in range(1, max_iters + 1):
-            vectors = nodes.where(active, z, vectors)
+            vectors = nodes.where(active, z, vectors)  # stopped graphs keep theirs
             backend = backend or self._embedding_backend(vectors, asked)
             previous = graph if stopping and (full or t < max_iters) else None
             weight = eta * (1.0 - lam)
@@ -764,8 +765,9 @@ class IDGLAnch(IDGL):
         a time, used and dropped, and made again for the next product, which takes
         longer. Features may stay on the CPU while the model is on a GPU.
 
-        GNNs of one's own (:meth:`to_idgl`) still get all features at once, and layers
-        that need a list of edges that of the whole learned graph.
+        GNNs of one's own (:func:`~torch_geometric_idgl.nn.to_idgl`) still get all
+        features at once, and layers that need a list of edges that of the whole learned
+        graph.
 
         Args:
             x (torch.Tensor): The node features, on any device.

@@ -39,7 +39,9 @@ __all__ = [
     'sample_anchors',
 ]
 
-_SMALL = (16, 128)  # nodes up to which graphs of a batch are refined together
+# Graphs of a batch with up to 16 nodes are refined together, and so are those with 17
+# to 128: less padding.
+_SMALL = (16, 128)
 # An initial graph is a matrix if it is small and one in so many pairs are neighbours:
 # a step on Cora with half of all pairs added as edges takes half the time.
 _MANY = 8

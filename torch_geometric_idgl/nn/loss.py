@@ -45,6 +45,7 @@ def graph_loss(
             :math:`s / n`. (default: :obj:`False`)
     """
     anchors = graph.affinity.cols  # or all nodes
+    # Of (s / n) B, energy / s² is that of B / (s n), and norm / s² that of B / n².
     s = _sizes(anchors, graph.dtype)
     n = _sizes(graph.affinity.rows, graph.dtype) if scaled else s
     total = torch.zeros(anchors.num_graphs, dtype=graph.dtype, device=anchors.device)
@@ -77,8 +78,8 @@ class Stopping:
 
     The norm of a graph of raw features is expensive, and bounds of it usually decide.
     Where they do not, closer ones are asked for, and at last the norm: an epoch on Cora
-    takes 1.7 times as long without bounds. That takes further looks at numbers, which
-    are free on CPUs only.
+    takes 1.7 times as long without bounds. Deciding reads values of tensors, which is
+    free on CPUs only; elsewhere the norm is computed at once.
 
     Args:
         first (NodeGraph or AnchorGraph): The first learned graph.

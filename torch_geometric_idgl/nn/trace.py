@@ -168,7 +168,7 @@ class Trace:
     def smooth(
         self, alpha: float = 0.8, steps: int = 5, probs: Tensor | None = None
     ) -> Tensor:
-        r"""Smooths predictions over the learned graph, for use after training:
+        r"""Smooths predictions over the mixed graph, for use after training:
 
         .. math::
             \mathbf{P} \leftarrow \alpha \widetilde{\mathbf{A}} \mathbf{P} +
