@@ -178,3 +178,13 @@ def test_wrong_arguments(table):
         IDGLClassifier(validation_fraction=2.0).fit(X, y_known)
     with pytest.raises(ValueError, match="Expected 'y' to hold a label"):
         IDGLClassifier().fit(X, np.full(60, -1))
+
+
+def test_default_number_type_of_the_caller(table):
+    rows, labels, _ = table
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = IDGLClassifier(max_epochs=3, random_state=0).fit(rows, labels)
+        assert model.predict(rows).shape == (len(rows),)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import BatchNorm1d, Module
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -40,7 +39,7 @@ from .nn import IDGLAnch
 from .nn.backbone import Backbone, EdgeLayer
 from .nn.inputs import edges_from_adjacency
 from .ops.batch import Nodes
-from .ops.numeric import dropout, safe_rsqrt
+from .ops.numeric import dropout, refuse_second_derivatives, safe_rsqrt
 from .ops.sparse import Pattern, SparseMatrix
 from .training.checkpoint import read_checkpoint, replacing, rng_state, set_rng_state
 
@@ -66,8 +65,9 @@ class _AllSum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad
@@ -95,8 +95,9 @@ class _Exchange(torch.autograd.Function):
         return _swap(sent, halo.wanted_sizes, halo.sizes)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         halo = ctx.halo
         grad = _swap(grad.contiguous(), halo.sizes, halo.wanted_sizes)
         rows = grad.new_zeros(ctx.num_rows, *grad.shape[1:])

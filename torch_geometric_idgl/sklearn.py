@@ -74,8 +74,9 @@ class IDGLClassifier(ClassifierMixin, BaseEstimator):
     *New rows* join the graph of the training rows as receivers. They are compared with
     training rows (or anchors) only, just as these are with one another, and change
     nothing in them: a prediction does not depend on the other rows of the call, and
-    that for a training row is its transduction. In the kNN graph a row receives from
-    those that have it among their nearest, and in any case from its own nearest one.
+    that for a training row is its transduction (but for ties: where several rows are
+    equally near, training takes the first). In the kNN graph a row receives from those
+    that have it among their nearest, and in any case from its own nearest one.
 
     *Early stopping* needs labels that are not trained on. A share of those of each
     class is set aside, but never the last one. If no class can spare any, the loss of
@@ -226,7 +227,7 @@ class IDGLClassifier(ClassifierMixin, BaseEstimator):
         )
         with torch.random.fork_rng():  # that of the caller goes on as if nothing was
             torch.manual_seed(int(random_state.randint(2**31 - 1)))
-            self.model_ = self._make_model(*X.shape)
+            self.model_ = self._make_model(*X.shape).float()
             self.record_ = fit(
                 self.model_,
                 data,

@@ -114,3 +114,13 @@ def test_graphs_of_a_batch_keep_what_they_keep_alone(form):
 
     alone = [make(part, (len(part),)) for part in u.split(sizes)]
     assert torch.equal(make(u, sizes) > 0, torch.block_diag(*alone) > 0)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_rounding_does_not_choose_among_equal_entries(seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(1, 4, (5, 9), generator=generator) / 4
+    noise = 1e-8 * torch.rand(5, 9, generator=generator, dtype=torch.float64)
+    exact, noisy = (sparsify(s, top_k=3) > 0 for s in (scores, scores + noise))
+    assert noisy.equal(exact)

@@ -369,7 +369,17 @@ def test_convolutions_without_normalisation_are_left_alone():
     model.reset_parameters()
 
 
+@pytest.mark.parametrize(
+    'options', [{'aggr': 'mean'}, {'aggr': 'max'}, {'flow': 'target_to_source'}]
+)
+def test_convolutions_that_do_not_sum_are_refused(options):
+    with pytest.raises(ValueError, match=r'aggr|flow'):
+        IDGL(6, 8, 2, 3, backbone=lambda i, o: GraphConv(i, o, **options))
+
+
 def test_bad_backbones():
+    with pytest.raises(TypeError, match=r"'backbone' .*got 'GCNConv'"):
+        IDGL(6, 8, 2, 3, backbone=GCNConv(6, 8))
     names = r"\['appnp', 'gcn', 'gin', 'sage'\]"
     with pytest.raises(ValueError, match=rf"'backbone' .* {names} \(got 'gat'\)"):
         IDGL(6, 8, 2, backbone='gat')

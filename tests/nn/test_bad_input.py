@@ -357,9 +357,21 @@ def test_bad_learner():
     ]:
         with pytest.raises(error, match=f'Expected {message}'):
             GraphLearner(**{'in_channels': 6, **options})
-    for x in (X[:, :5], X[0]):
-        with pytest.raises(ValueError, match=r"'x' .* \[num_nodes, 6\] .got"):
-            GraphLearner(6)(x)
+    learner = GraphLearner(6, epsilon=0.5)
+    for given, error, message in [
+        ({'x': X[:, :5]}, ValueError, r"'x' to have 6 features, .*got 5"),
+        ({'x': X[0]}, ValueError, r"'x' to be two-dimensional"),
+        ({'x': X.double()}, TypeError, r"'x' .*torch.float32.*got torch.float64"),
+        ({'x': X * torch.nan}, ValueError, r"'x' to be finite"),
+        ({'x': [1.0]}, TypeError, r"'x' .*got 'list'"),
+        ({'x': X, 'anchors': [0, 1]}, TypeError, r"'anchors' .*got 'list'"),
+        ({'x': X, 'backend': 'spase'}, ValueError, r"'backend' .*got 'spase'"),
+        ({'x': X, 'backend': 'low_rank'}, ValueError, r'epsilon=0 .*got epsilon=0.5'),
+    ]:
+        with pytest.raises(error, match=f'Expected {message}'):
+            learner(**given)
+    sparse, dense = learner(X.to_sparse()), learner(X)
+    torch.testing.assert_close(sparse.to_dense(), dense.to_dense())
 
 
 def test_whole_numbers_in_a_sparse_adjacency():

@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch_geometric.nn import GCN
 
 from tests.nn.common import MODELS, cross_entropy, labels, make_graph, make_model
+from torch_geometric_idgl import to_idgl
 
 
 def step(model, x, edge_index):
@@ -35,6 +37,30 @@ def test_same_as_kept(cls, backend, norm):
         torch.testing.assert_close(a, b)
     for name, buffer in model.named_buffers():  # statistics are not counted twice
         torch.testing.assert_close(buffer, other.get_buffer(name))
+
+
+@pytest.mark.parametrize('cls', [*MODELS, 'to_idgl'])
+@pytest.mark.parametrize(
+    'options',
+    [{'num_layers': 3}, {'jk': 'cat'}, {'num_layers': 3, 'graph_dropout': 0.3}],
+)
+def test_later_products_with_the_first_graph(cls, options):
+    # They take what the first graph hands out once, and take it again in backward.
+    x, edge_index = make_graph(n=14)
+    options, kwargs = dict(options), {'epsilon': 0.2, 'max_iters': 3, 'tol': None}
+    if cls == 'to_idgl':
+        options = {'num_layers': options.get('num_layers', 2)}
+        gnn = GCN(x.size(1), 4, out_channels=3, **options).to(x.dtype)
+        model = to_idgl(gnn, x.size(1), backend='tiled', **kwargs).to(x.dtype)
+    else:
+        layers = options.pop('num_layers', 2)
+        shape = (x.size(1), 8, layers, 3)
+        model = make_model(cls, *shape, backend='tiled', **kwargs, **options)
+    other = copy.deepcopy(model)
+    other.checkpoint_iters = True
+    kept, recomputed = step(model, x, edge_index), step(other, x, edge_index)
+    for a, b in zip(kept, recomputed, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_keeps_less():

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from torch_geometric_idgl.nn import IDGL, RBF, Attention, Cosine, Metric, WeightedCosine
+from torch_geometric_idgl.nn import (
+    IDGL,
+    RBF,
+    Attention,
+    Cosine,
+    GraphLearner,
+    Metric,
+    WeightedCosine,
+)
 from torch_geometric_idgl.nn.similarity import CustomMetric, resolve_metric
 from torch_geometric_idgl.ops import SparseMatrix
 
@@ -208,3 +216,21 @@ def test_custom_metric_of_wrong_shape():
         ValueError, match=r'Expected .* of shape \[4, 4\] \(got \[4\]\)'
     ):
         metric(vectors(4))
+
+
+class Cubed(WeightedCosine):
+    def embed(self, x):
+        return super().embed(x.to_dense() ** 3)
+
+
+@pytest.mark.parametrize('form', ['dense', 'sparse'])
+def test_subclasses_of_the_weighted_cosine_are_asked(form):
+    # Of the class itself, weights are all that has to be known.
+    torch.manual_seed(0)
+    learner = GraphLearner(8, metric=Cubed)
+    x = torch.rand(300, 8)
+    expected = learner.metric(x)
+    given = x if form == 'dense' else x.to_sparse()
+    for backend in ('auto', 'dense', 'low_rank', 'tiled', 'sparse'):
+        graph = learner(given, backend=backend)
+        torch.testing.assert_close(graph.to_dense(), expected)

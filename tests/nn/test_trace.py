@@ -180,3 +180,41 @@ def test_smooth_errors():
         trace.smooth(probs=torch.zeros(3))
     with pytest.raises(ValueError, match="got that of 'readout'"):
         of_graphs.smooth()
+
+
+def test_smooth_takes_labels():
+    x, edge_index = make_graph(n=8)
+    model = make_model().eval()
+    _, trace = model(x, edge_index, return_trace=True)
+    labels = F.one_hot(torch.arange(8) % 3)
+    expected = trace.smooth(probs=labels.float())
+    for probs in (labels, labels.bool(), labels.double()):
+        torch.testing.assert_close(trace.smooth(probs=probs), expected)
+    with pytest.raises(TypeError, match=r"Expected 'probs' .*got 'list'"):
+        trace.smooth(probs=labels.tolist())
+
+
+class Bandwidth(torch.nn.Module):
+    """A similarity with a parameter of its own."""
+
+    def __init__(self, in_channels):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, a, b):
+        return (-self.scale * torch.cdist(a, b)).exp()
+
+
+@pytest.mark.parametrize('n', [20, 300])
+def test_trace_stays_when_the_model_is_trained_on(n):
+    x, edge_index = make_graph(n=n)
+    model = make_model(metric=Bandwidth, epsilon=0.1, max_iters=1)
+    for training in (True, False):
+        _, trace = model.train(training)(x, edge_index, return_trace=True)
+        graphs = [trace.first, trace.learned, *trace.graphs]
+        before = [graph.to_dense().detach().clone() for graph in graphs]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        for graph, dense in zip(graphs, before, strict=True):
+            torch.testing.assert_close(graph.to_dense(), dense)

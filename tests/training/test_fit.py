@@ -360,3 +360,42 @@ def test_progress_bars_come_with_pyg():
     # They are needed, but not among the requirements of this package.
     names = metadata.requires('torch-geometric')
     assert any(name.startswith('tqdm') and 'extra' not in name for name in names)
+
+
+class Around(torch.nn.Module):
+    """IDGL in a module of one's own, which takes a graph by its parts or as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.idgl = make_idgl()
+
+    def forward(self, x, edge_index, return_trace=False, max_iters=None):
+        options = {'return_trace': return_trace, 'max_iters': max_iters}
+        return self.idgl(x, edge_index, **options)
+
+
+class AroundData(Around):
+    def forward(self, data, return_trace=False, max_iters=None):
+        return self.idgl(data, return_trace=return_trace, max_iters=max_iters)
+
+
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        Around,
+        AroundData,
+        lambda: torch.nn.DataParallel(make_idgl()),
+        lambda: torch.compile(make_idgl(), backend='eager'),
+    ],
+    ids=['by parts', 'data', 'parallel', 'compiled'],
+)
+def test_fit_uses_the_joint_loss_of_what_is_within(wrap):
+    data = make_data()
+    records = []
+    for make in (make_idgl, wrap):
+        seed_everything(0)
+        with torch.compiler.set_stance('force_eager'):  # the class alone matters
+            records.append(fit(make(), data, max_epochs=3, first_phase=1, **QUIET))
+    plain, wrapped = records
+    assert wrapped.iterations == plain.iterations > 0
+    assert wrapped.val_loss == pytest.approx(plain.val_loss, rel=1e-5)

@@ -92,3 +92,42 @@ def test_prune_edges_errors():
         PruneEdges(0.1)(Data(edge_index=EDGES, num_nodes=4))
     with pytest.raises(TypeError, match='homogeneous'):
         PruneEdges(0.1)(HeteroData())
+
+
+def test_prune_edges_does_not_depend_on_the_scale():
+    torch.manual_seed(0)
+    x, edge_index = torch.rand(50, 64), torch.randint(50, (2, 300))
+    expected = PruneEdges(0.75, 'cosine')(Data(x=x, edge_index=edge_index))
+    assert 0 < expected.num_edges < 300
+    for other in (1e-7 * x, 1e20 * x, x.double() * 1e200, (100 * x).bfloat16().float()):
+        pruned = PruneEdges(0.75, 'cosine')(Data(x=other, edge_index=edge_index))
+        assert (
+            abs(pruned.num_edges - expected.num_edges) <= (other.dtype != x.dtype) + 9
+        )
+    half = Data(x=(100 * x).half(), edge_index=edge_index)
+    single = Data(x=half.x.float(), edge_index=edge_index)
+    pruned, other = (PruneEdges(0.75, 'cosine')(data) for data in (half, single))
+    assert pruned.edge_index.equal(other.edge_index)
+
+
+@pytest.mark.parametrize('metric', ['auto', 'cosine', 'jaccard'])
+def test_prune_edges_refuses_what_is_not_finite(metric):
+    data = Data(x=torch.full((4, 3), torch.nan), edge_index=torch.tensor([[0], [1]]))
+    for x in (data.x, data.x.to_sparse()):
+        data.x = x
+        with pytest.raises(ValueError, match="Expected 'x' to be finite"):
+            PruneEdges(-1.0, metric)(data)
+
+
+def test_prune_edges_refuses_edges_that_are_none():
+    x = torch.eye(4)
+    for edge_index, match in [
+        (torch.zeros(3, 5, dtype=torch.long), r'\[2, num_edges\]'),
+        (torch.zeros(2, 5), r'torch.long'),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=match):
+            PruneEdges(0.1)(Data(x=x, edge_index=edge_index))
+    data = Data(x=x, edge_index=torch.tensor([[0, 1], [1, 2]]))
+    data.edge_weight = torch.ones(3)
+    with pytest.raises(ValueError, match=r"'edge_weight' .* 2 edges"):
+        PruneEdges(0.1)(data)

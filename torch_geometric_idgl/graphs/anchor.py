@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops.features import Features
 from ..ops.numeric import (
     block_entries,
     dropout,
+    refuse_second_derivatives,
     safe_reciprocal,
     symmetric_product,
 )
@@ -131,6 +131,10 @@ class AnchorGraph(GraphOperator):
             degrees = affinity.cols.sum(self.degree * features.sq_norms)
             self.energy = degrees - inner  # type: ignore[operator]
 
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        return self.affinity.slots
+
     def to_anchors(self, x: Tensor) -> Tensor:
         r"""From nodes to anchors, :math:`\mathbf{\Lambda}^{-1} \mathbf{R}^{\top}
         \mathbf{F}`.
@@ -240,8 +244,9 @@ class _DenseAnchorGraph(torch.autograd.Function):
         return symmetric_product(value * scale, value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         value, scale = ctx.saved_tensors
         both = grad + grad.transpose(1, 2)
         # A plain product is faster than a batched one.
@@ -264,8 +269,9 @@ class _SparseAnchorGraph(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         value, scale = ctx.saved_tensors
         row, both, found = ctx.matrix.pattern.row, grad + grad.t(), []
         for _, block in _row_blocks(ctx.matrix):

@@ -69,6 +69,13 @@ class GraphOperator(ABC):
         """
         return weight * self.matmul(x)
 
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        """What tiled graphs within it hand to later products, each once; see
+        :mod:`~torch_geometric_idgl.graphs.tiled`.
+        """
+        return []
+
     def multiplied(self, message: Tensor | None) -> Self:
         """The same graph, with its product with a message."""
         graph = copy.copy(self)
@@ -164,6 +171,10 @@ class DroppedGraph(GraphOperator):
         self.rows, self.cols, self.dtype = graph.rows, graph.cols, graph.dtype
         self.graph = graph
         self.mask = dropout(graph.ones(), p)
+
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        return self.graph.slots
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.graph.matmul(self.mask * x)

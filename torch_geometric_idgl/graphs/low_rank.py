@@ -11,11 +11,16 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import block_entries, safe_rsqrt, weighted_unit_vectors, widen
+from ..ops.numeric import (
+    block_entries,
+    refuse_second_derivatives,
+    safe_rsqrt,
+    weighted_unit_vectors,
+    widen,
+)
 from ..ops.sparse import Pattern, SparseMatrix, sddmm
 from .base import Affinity, GraphOperator, Measures
 from .dense import DenseGraph
@@ -369,8 +374,9 @@ class _WeightedGrams(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         parts = [
             torch.stack([((block @ g) * block).sum(1) for g in grad], dim=1)
             for _, block in _row_blocks(ctx.x)

@@ -89,6 +89,10 @@ class NodeGraph(GraphOperator):
                 both = 0.5 * (both + found.t_product[:, 0])  # type: ignore[index]
             self.energy = self.rows.sum(both * features.sq_norms) - found.gram_inner  # type: ignore
 
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        return self.affinity.slots
+
     def matmul(self, x: Tensor) -> Tensor:
         return self.weighted_matmul(x, 1.0)
 
@@ -122,6 +126,10 @@ class Mixture(GraphOperator):
                 product = product.add(graph.product, alpha=weight)
         self.terms: list[tuple[float, GraphOperator]] = list(merged.values())
         self.product = product if known else None
+
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        return [slots for _, graph in self.terms for slots in graph.slots]
 
     def matmul(self, x: Tensor) -> Tensor:
         (weight, graph), *rest = self.terms

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn import Module
 
@@ -45,6 +44,7 @@ from ..ops.numeric import (
     are_largest,
     block_entries,
     gram,
+    refuse_second_derivatives,
     safe_rsqrt,
     symmetric_product,
     widen,
@@ -67,6 +67,7 @@ __all__ = [
     'tiles',
 ]
 
+_DECIMALS = 6  # by which entries are ranked
 _STRIPS = 4  # at least, of half a matrix: the fewer, the more is on the other side
 
 # Similarities, block by block ---------------------------------------------------------
@@ -87,12 +88,14 @@ def sparsify(scores: Tensor, epsilon: float = 0.0, top_k: int | None = None) -> 
         epsilon (float, optional): The threshold :math:`\varepsilon \geq 0`.
             (default: :obj:`0.`)
         top_k (int, optional): Keep only so many of the largest entries of each row, of
-            equal ones the first. (default: :obj:`None`)
+            equal ones (to six decimals) the first. (default: :obj:`None`)
     """
     kept = F.threshold(scores, epsilon, 0.0)
     if top_k is None or top_k >= scores.size(-1):
         return kept
-    return kept * are_largest(kept.detach(), top_k)
+    # Rounded, so that the order of equal entries does not hang on their last bit.
+    rank = kept.detach().float().round(decimals=_DECIMALS)
+    return kept * are_largest(rank, top_k)
 
 
 class Tile(NamedTuple):
@@ -365,7 +368,8 @@ class PairScores(Scores):
         self.pair = _Pair(metric)
         self.names = [name for name, _ in self.pair.named_parameters()]
         self.num_embeddings = len(embeddings)
-        leaves = embeddings + tuple(self.pair.parameters())
+        # Copies: an optimizer may change the parameters before tiles are made again.
+        leaves = embeddings + tuple(p.clone() for p in self.pair.parameters())
         super().__init__(rows, cols, leaves, symmetric and v is None, *options)
 
     def similarities(self, tile: Tile, leaves: Sequence[Tensor]) -> Tensor:
@@ -516,8 +520,9 @@ class _WeightedProduct(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         scale_many, scale_few, sq_weight, *products = ctx.saved_tensors
         row, col = ctx.few.pattern.row, ctx.few.pattern.col
         grad_many = torch.empty_like(scale_many)
@@ -542,8 +547,9 @@ class _EntriesAt(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         scores, pattern = ctx.scores, ctx.pattern
         leaves = [
             leaf.detach().requires_grad_(needed)
@@ -654,6 +660,10 @@ class TiledGraph(Affinity):
         if previous is not None and before is None:
             dist = self.sq_dist(previous)
         return Measures(graph, out, t_out, norm_, inner, dist)
+
+    @property
+    def slots(self) -> list[list[Tensor]]:
+        return [self._slots]
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._product(x, transposed=False)
@@ -849,8 +859,9 @@ class _Walk(torch.autograd.Function):
         return out, t_out, norm.clone(), inner.clone(), distance, *slots
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_out, grad_t_out, grad_norm, grad_inner, _, *factors):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         entries, features = ctx.entries, ctx.features
         scores = entries.scores
         x, y, *leaves = ctx.saved_tensors
@@ -935,8 +946,9 @@ class _LaterProduct(torch.autograd.Function):
         return entries.matmul(x, transposed)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         (x,) = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[2]:
@@ -963,8 +975,9 @@ class _TiledAnchorGraph(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         (scale,) = ctx.saved_tensors
         both = grad[0] + grad[0].t()
         whole = grad.new_empty(scale.size(0), both.size(0))

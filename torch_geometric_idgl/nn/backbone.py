@@ -220,6 +220,13 @@ def edge_refusal(conv: Module) -> str | None:
     names = {cls.__name__ for cls in type(conv).__mro__}
     if names.intersection(_ALWAYS_NORMALIZE):
         return 'which always normalises the graph itself'
+    aggr = getattr(conv, 'aggr', 'add')
+    if isinstance(aggr, str) and aggr not in ('add', 'sum'):
+        return (
+            f"whose aggr={aggr!r} is no weighted sum; use 'add': graphs are normalised"
+        )
+    if getattr(conv, 'flow', 'source_to_target') != 'source_to_target':
+        return 'whose flow is against the direction of learned edges'
     return None
 
 
@@ -277,7 +284,7 @@ def resolve_layer(
             )
         layer = _LAYERS[backbone]
         return lambda i, o: layer(i, o, bias=bias)  # type: ignore[return-value]
-    if not callable(backbone):
+    if not callable(backbone) or isinstance(backbone, Module):
         raise TypeError(
             f"Expected 'backbone' to be a name or a function of input and output "
             f"channels (got '{type(backbone).__name__}')"

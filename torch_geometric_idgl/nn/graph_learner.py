@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..checks import check_at_least, floating_dtype, is_replica
+from ..checks import (
+    check_at_least,
+    check_choice,
+    check_features,
+    floating_dtype,
+    is_replica,
+)
 from ..graphs import (
     Affinity,
     DenseGraph,
@@ -138,23 +144,19 @@ class GraphLearner(Module):
                 anew, and compare them with the anchors: without gradient, in the least
                 memory. (default: :obj:`None`)
         """
+        chosen = self.backend
+        if isinstance(x, Features):
+            nodes = x.nodes
+        elif nodes is None:  # a user's call
+            x, nodes = self._checked(x, anchors, backend)
+            chosen = backend or chosen
         if block_size is not None:
             return self._in_blocks(x, nodes, anchors, block_size)
         if isinstance(x, Features):
-            nodes = x.nodes
             nonnegative = bool(nodes.agreed(x.range[0] >= 0))
-        else:
-            if x.dim() != 2 or x.size(1) != self.in_channels:
-                raise ValueError(
-                    f"Expected 'x' to be of shape [num_nodes, {self.in_channels}] "
-                    f'(got {list(x.shape)})'
-                )
-            if torch.is_autocast_enabled(x.device.type):
-                x = x.to(floating_dtype(self, x.dtype))
-            nodes = nodes or Nodes((x.size(0),), x.device)
-            if nonnegative is None:
-                measured = x.numel() == 0 or bool(x.detach().min() >= 0)
-                nonnegative = bool(nodes.agreed(measured))
+        elif nonnegative is None:
+            measured = x.numel() == 0 or bool(x.detach().min() >= 0)
+            nonnegative = bool(nodes.agreed(measured))
         if isinstance(anchors, Tensor):
             anchors = given_anchors(nodes, anchors)
         # Graphs are compared by small differences: mixed precision would lose them.
@@ -162,7 +164,7 @@ class GraphLearner(Module):
             backend = backend or self.backend
             if backend == 'auto':
                 backend = self.choose_backend(x, nodes, anchors, nonnegative)
-            if self.backend == 'low_rank':
+            if chosen == 'low_rank':
                 self._check_low_rank(nonnegative)
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
@@ -178,6 +180,20 @@ class GraphLearner(Module):
                 return SparseGraph.from_scores(scores)
             return TiledGraph(scores, keep=backend == 'dense')
 
+    def _checked(self, x: Any, anchors: Any, backend: Any) -> tuple[Any, Nodes]:
+        """Raises for what cannot be right; gives the vectors of one graph."""
+        dtype = floating_dtype(self, getattr(x, 'dtype', None))
+        x = check_features(x, self.in_channels, dtype)
+        if backend is not None:
+            check_choice('backend', backend, BACKENDS)
+        if not isinstance(anchors, Tensor | tuple | None):
+            raise TypeError(
+                f"Expected 'anchors' to be a 'torch.Tensor' of node indices (got "
+                f"'{type(anchors).__name__}')"
+            )
+        nodes = Nodes((x.size(0),), x.device)
+        return x if x.layout == torch.strided else Features.from_tensor(x, nodes), nodes
+
     def _in_blocks(self, x: Any, nodes: Any, anchors: Any, size: int) -> TiledGraph:
         x = x.value if isinstance(x, Features) else x
         options = (self.epsilon, self.top_k)
@@ -190,7 +206,8 @@ class GraphLearner(Module):
         self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
     ) -> Affinity:
         if isinstance(x, Features):
-            implicit = isinstance(self.metric, WeightedCosine) and (
+            # A subclass may compare in another way, which its weights do not tell.
+            implicit = type(self.metric) is WeightedCosine and (
                 anchors is None or x.is_sparse  # else the factor is small enough
             )
             if implicit and x.range[1] < _LARGE_FEATURE:
@@ -213,10 +230,11 @@ class GraphLearner(Module):
         if isinstance(x, Features):
             if (
                 x.is_sparse
-                and isinstance(self.metric, WeightedCosine)
+                and type(self.metric) is WeightedCosine
                 and x.range[1] < _LARGE_FEATURE
             ):
-                return WeightedScores(x, self.metric.weight, index, cols, *options)
+                weight: Any = self.metric.weight
+                return WeightedScores(x, weight, index, cols, *options)
             if self._may_repeat(x):
                 first, kind = different_rows(x.to_dense())
                 if 2 * first.numel() ** 2 <= nodes.num_rows * cols.num_rows:

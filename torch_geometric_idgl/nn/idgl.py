@@ -447,9 +447,11 @@ class IDGL(Module):
 
     def _recomputed(self, *arguments: Any) -> tuple[Any, ...]:
         """A refinement that is not kept for backward, but computed once more."""
+        constant = arguments[4]
+        before = [(slots, [*slots]) for slots in constant.slots]
 
         def contexts() -> tuple[Any, Any]:
-            return nullcontext(), _untracked(self.backbone)
+            return nullcontext(), _once_more(self.backbone, before)
 
         return checkpoint(
             self._refine, *arguments, use_reentrant=False, context_fn=contexts
@@ -834,8 +836,15 @@ def _unpacked(data: Data) -> tuple[Any, Any, Any, Any, Any]:
 
 
 @contextmanager
-def _untracked(module: Module) -> Iterator[None]:
-    """Batch norms see what they have seen before: their statistics stay."""
+def _once_more(
+    module: Module, slots: list[tuple[list[Tensor], list[Tensor]]]
+) -> Iterator[None]:
+    """Batch norms see what they have seen before: their statistics stay. Products with
+    graphs take the slots that they took before.
+    """
+    left = [[*now] for now, _ in slots]
+    for now, then in slots:
+        now[:] = then
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -847,6 +856,8 @@ def _untracked(module: Module) -> Iterator[None]:
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
+        for (now, _), rest in zip(slots, left, strict=True):
+            now[:] = rest
 
 
 def _cacheable(cached: bool) -> Any:

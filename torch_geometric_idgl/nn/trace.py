@@ -203,7 +203,13 @@ class Trace:
                 'Expected the trace of a task on nodes, whose predictions a graph '
                 "connects (got that of 'readout')"
             )
-        probs = self.out.softmax(dim=-1) if probs is None else probs.detach()
+        probs = self.out.softmax(dim=-1) if probs is None else probs
+        if not isinstance(probs, Tensor):
+            raise TypeError(
+                f"Expected 'probs' to be a 'torch.Tensor' (got "
+                f"'{type(probs).__name__}')"
+            )
+        probs = probs.detach().to(self.mixed.dtype)
         if probs.dim() != 2 or probs.size(0) != self.nodes.num_rows:
             raise ValueError(
                 f"Expected 'probs' to be of shape [{self.nodes.num_rows}, num_classes] "

@@ -706,7 +706,7 @@ def _refusal(conv: Module) -> str | None:
     """Why a convolution cannot run on a learned graph, if it cannot."""
     if type(conv) not in _ON_OPERATORS:
         return edge_refusal(conv)
-    if conv.aggr not in ('add', 'sum', 'mean'):
+    if conv.aggr not in ('add', 'sum', 'mean'):  # a mean is a sum: rows are normalised
         return f'whose aggr={conv.aggr!r} is no weighted sum'
     if conv.flow != 'source_to_target':
         return f'whose flow={conv.flow!r} is against the direction of learned edges'

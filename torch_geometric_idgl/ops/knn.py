@@ -95,7 +95,7 @@ def knn_graph(
     # many small ones.
     sizes = graph_sizes(batch, x.size(0)).to(x.device)
     order = sizes.repeat_interleave(sizes).argsort(stable=True)
-    x = _unit_rows(x).index_select(0, order)
+    x = unit_rows(x).index_select(0, order)
     if x.is_sparse:
         with csr_without_warning():
             x = x.to_sparse_csr()
@@ -130,7 +130,7 @@ def knn_matrix(x: Tensor, k: int) -> Tensor:
     """The edges of :meth:`knn_graph` as a matrix: whether node j is one of the
     :obj:`k` nearest neighbours of node i, itself included. Quicker where they are many.
     """
-    x = _unit_rows(x).to_dense()
+    x = unit_rows(x).to_dense()
     sim = (x @ x.t()).fill_diagonal_(torch.inf)
     if k > x.size(0) // 2:  # There are fewer to find that are no neighbours.
         return ~are_largest(-sim.flip(1), x.size(0) - k).flip(1)
@@ -270,8 +270,8 @@ def _rows(x: Tensor, begin: int, end: int) -> Tensor:
     )
 
 
-def _unit_rows(x: Tensor) -> Tensor:
-    # Rows of unit length, dense or COO; zero rows stay zero.
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of unit length, dense or COO; zero rows stay zero."""
     if not x.is_floating_point() or x.dtype in {torch.half, torch.bfloat16}:
         x = x.to(torch.float)
     if not is_torch_sparse_tensor(x):

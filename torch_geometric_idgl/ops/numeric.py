@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = [
     'are_largest',
@@ -14,6 +13,7 @@ __all__ = [
     'dropout',
     'gram',
     'reads_are_free',
+    'refuse_second_derivatives',
     'relu_dropout',
     'safe_log',
     'safe_reciprocal',
@@ -27,6 +27,16 @@ _NARROW = 16
 _STEPS = 1 << 16  # of the probabilities of `dropout`
 _BLOCK = 1 << 20  # entries of a block that stays in a CPU's cache while it is used
 TINY = 1e-12  # the released code clamps sums here before dividing and in logs
+
+
+def refuse_second_derivatives() -> None:
+    """Raises; for a backward function that finds gradients enabled. The decorator of
+    PyTorch for this lets :meth:`torch.autograd.grad` pass, whose result is then wrong.
+    """
+    raise RuntimeError(
+        'Expected first derivatives alone (got create_graph=True): learned graphs have '
+        'no second ones'
+    )
 
 
 def reads_are_free(device: torch.device) -> bool:
@@ -122,8 +132,9 @@ class _ReluDropout(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         (out,) = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, out, 0.0).mul_(ctx.scale)
         return grad, None, None
@@ -177,8 +188,9 @@ class _Gram(torch.autograd.Function):
         return u @ u.transpose(-1, -2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         (u,) = ctx.saved_tensors
         return (grad + grad.transpose(-1, -2)) @ u
 
@@ -203,8 +215,9 @@ class _WeightedUnitVectors(torch.autograd.Function):
         return out.mul_(x.unsqueeze(1)).flatten(1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         x, weight, scale = ctx.saved_tensors
         heads, channels = weight.shape
         scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r

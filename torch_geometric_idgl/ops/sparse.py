@@ -19,9 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .numeric import block_entries
+from .numeric import block_entries, refuse_second_derivatives
 
 __all__ = ['Pattern', 'SparseMatrix', 'csr_without_warning', 'sddmm']
 
@@ -161,8 +160,9 @@ class _SpMM(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         grad_value = grad_dense = None
         if ctx.needs_input_grad[2]:
             (dense,) = ctx.saved_tensors
@@ -186,8 +186,9 @@ class _SDDMM(torch.autograd.Function):
         return _pair_dot(pattern, a, b) if known is None else known.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
         a, b = (factor.contiguous() for factor in ctx.saved_tensors)
         pattern, grad = ctx.pattern, grad.contiguous()
         grad_a = grad_b = None

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Data
+from torch.nn import DataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Batch, Data
 from tqdm import tqdm
 
 from ..checks import check_at_least
@@ -29,7 +31,7 @@ from .checkpoint import (
     save_checkpoint,
 )
 from .description import describe_run
-from .splits import LoaderSplits, MaskSplits, Rows
+from .splits import LoaderSplits, MaskSplits, Rows, call_by_parts
 
 __all__ = ['FitRecord', 'accuracy', 'fit', 'r2_score']
 
@@ -148,6 +150,10 @@ def fit(
     weights of the best epoch are restored, and a warning is given if their outputs are
     nearly the same for all nodes.
 
+    A module whose :obj:`forward` takes :obj:`return_trace` is trained on the joint loss
+    of its trace, as IDGL is. If it takes :obj:`edge_index`, it is called with features,
+    edges and weights, else with the data object.
+
     With loaders, for data sets of many graphs, the outputs for a batch have a row for
     each row of :obj:`batch.y`:
 
@@ -223,7 +229,7 @@ def fit(
         FitRecord: The scores and the course of the training.
     """
     _check_arguments(monitor, max_epochs, patience, first_phase, checkpoint_every)
-    options = _trace_options(model, isinstance(data, Data))
+    options, by_parts = _trace_options(model)
     if first_phase > 0 and 'max_iters' not in options:
         raise ValueError(
             f"Expected 'first_phase' to be 0 for a model without iterations, whose "
@@ -239,11 +245,11 @@ def fit(
                 "Expected 'val_data' and 'test_data' only if 'data' is a loader (got "
                 "a 'Data', whose splits are its masks)"
             )
-        splits = MaskSplits(data, bool(options))
+        splits = MaskSplits(data, needs_graph=by_parts or not options)
     else:
         splits = LoaderSplits(data, val_data, test_data, device, progress)
     every = checkpoint_every or splits.checkpoint_every
-    passes = _Passes(model, splits, options, loss_fn, score_fn)
+    passes = _Passes(model, splits, options, by_parts, loss_fn, score_fn)
     path = None if checkpoint is None else Path(checkpoint)
     state, run = _Progress(), {}
 
@@ -351,19 +357,23 @@ def fit(
     )
 
 
-def _trace_options(model: torch.nn.Module, one_graph: bool) -> set[str]:
-    # What a model that learns graphs takes beside the data; nothing for any other.
+def _trace_options(model: torch.nn.Module) -> tuple[set[str], bool]:
+    # What a model that learns graphs takes beside the data (nothing for any other), and
+    # whether it takes a graph by its parts.
     from torch_geometric_idgl.nn import IDGL
 
     names = {'return_trace', 'max_iters'}
+    model = getattr(model, '_orig_mod', model)  # of 'torch.compile'
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        model = model.module
     if isinstance(model, IDGL):
-        return names
-    if one_graph:  # other models are called with its parts
-        return set()
-    if not getattr(model, 'learns_graph', True):  # a 'DocumentGNN' may not
-        return set()
-    taken = names & inspect.signature(model.forward).parameters.keys()
-    return taken if 'return_trace' in taken else set()
+        return names, False
+    parameters = inspect.signature(model.forward).parameters.keys()
+    taken = names & parameters
+    learns = getattr(model, 'learns_graph', True)  # a 'DocumentGNN' may not
+    if not learns or 'return_trace' not in taken:
+        return set(), True
+    return taken, 'edge_index' in parameters
 
 
 @dataclass
@@ -372,6 +382,7 @@ class _Passes:
     model: torch.nn.Module
     splits: MaskSplits | LoaderSplits
     options: set[str]
+    by_parts: bool
     loss_fn: Callable
     score_fn: Callable
 
@@ -427,7 +438,11 @@ class _Passes:
             _check_rows(out, data)
             return out, self.loss_fn(out[index], y), None
         given = {'return_trace': True, 'max_iters': max_iters}
-        out, trace = self.model(data, **{key: given[key] for key in self.options})
+        given = {key: given[key] for key in self.options}
+        if self.by_parts and not isinstance(data, Batch):
+            out, trace = call_by_parts(self.model, data, **given)
+        else:
+            out, trace = self.model(data, **given)
         _check_rows(out, data)
         loss = trace.loss(lambda out: self.loss_fn(out[index], y))
         return out, loss, trace.num_iters

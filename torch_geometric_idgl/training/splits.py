@@ -11,7 +11,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.data.data import BaseData
 from tqdm import tqdm
 
-__all__ = ['LoaderSplits', 'MaskSplits', 'Rows']
+__all__ = ['LoaderSplits', 'MaskSplits', 'Rows', 'call_by_parts']
 
 _SPLITS = ['train', 'val', 'test']
 _ARGUMENTS = {'train': 'data', 'val': 'val_data', 'test': 'test_data'}
@@ -27,8 +27,8 @@ class MaskSplits:
     checkpoint_every = 50
     compared = 'train'  # the split whose outputs tell whether they have collapsed
 
-    def __init__(self, data: Data, is_idgl: bool) -> None:
-        _check_data(data, is_idgl)
+    def __init__(self, data: Data, needs_graph: bool) -> None:
+        _check_data(data, needs_graph)
         self.data = data
         masks = {split: data.get(f'{split}_mask') for split in _SPLITS}
         self.rows: Rows = {
@@ -42,7 +42,7 @@ class MaskSplits:
 
     def call(self, model: torch.nn.Module, data: Data) -> Tensor:
         """Calls a model that learns no graph."""
-        return _call(model, data)
+        return call_by_parts(model, data)
 
     def generators(self) -> list[torch.Generator]:
         return []
@@ -88,7 +88,7 @@ class LoaderSplits:
 
     def call(self, model: torch.nn.Module, data: Data) -> Tensor:
         """Calls a model that learns no graph."""
-        return model(data) if isinstance(data, Batch) else _call(model, data)
+        return model(data) if isinstance(data, Batch) else call_by_parts(model, data)
 
     def generators(self) -> list[torch.Generator]:
         """The random number generators that loaders and samplers have of their own."""
@@ -105,9 +105,11 @@ class LoaderSplits:
         return list(found.values())
 
 
-def _call(model: torch.nn.Module, data: Data) -> Tensor:
+def call_by_parts(model: torch.nn.Module, data: Data, **options: Any) -> Any:
+    """Calls a model with features, edges and, if there are some, their weights."""
     weight = data.get('edge_weight')
-    return model(data.x, data.edge_index, *([] if weight is None else [weight]))
+    parts = (data.x, data.edge_index, *([] if weight is None else [weight]))
+    return model(*parts, **options)
 
 
 def _seeds(batch: Data, split: str) -> Tensor:
@@ -153,8 +155,8 @@ def _check_loaded(batch: Any, name: str) -> None:
         raise ValueError(f"Expected the batches of '{name}' to hold 'y' (got {batch})")
 
 
-def _check_data(data: Data, is_idgl: bool) -> None:
-    keys = ['x', 'y', 'train_mask', 'val_mask'] + ([] if is_idgl else ['edge_index'])
+def _check_data(data: Data, needs_graph: bool) -> None:
+    keys = ['x', 'y', 'train_mask', 'val_mask'] + ['edge_index'] * needs_graph
     missing = [key for key in keys if data.get(key) is None]
     if missing:
         raise ValueError(

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import cumsum
 
+from torch_geometric_idgl.checks import check_nodes
+
 # PyG tells attributes of edges by their size. Sizes may coincide, or be wrong: these
 # always are such attributes, or never.
 _EDGE_ATTRS = {'edge_attr', 'edge_type', 'edge_weight'}
@@ -27,6 +29,28 @@ def check_data(data: Any, *keys: str) -> None:
             raise ValueError(
                 f"Expected 'data' to hold '{key}' (got {sorted(data.keys())})"
             )
+
+
+def check_edges(
+    edge_index: Tensor, attrs: dict[str, Tensor], num_nodes: int | None
+) -> None:
+    """Raises unless edges connect nodes, and attributes have an entry for each."""
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(
+            f"Expected 'edge_index' to be of shape [2, num_edges] (got "
+            f'{list(edge_index.size())})'
+        )
+    if edge_index.dtype != torch.long:
+        raise TypeError(
+            f"Expected 'edge_index' to be of type torch.long (got {edge_index.dtype})"
+        )
+    for key, value in attrs.items():
+        if value.dim() == 0 or value.size(0) != edge_index.size(1):
+            raise ValueError(
+                f"Expected '{key}' to have an entry for each of the "
+                f'{edge_index.size(1)} edges (got shape {list(value.size())})'
+            )
+    check_nodes(edge_index, num_nodes)  # type: ignore[arg-type]
 
 
 def edge_attrs(data: Data) -> dict[str, Tensor]:

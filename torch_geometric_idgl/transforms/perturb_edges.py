@@ -11,12 +11,11 @@ from torch_geometric.utils import cumsum
 
 from torch_geometric_idgl.checks import (
     check_at_least,
-    check_nodes,
     check_unit_interval,
 )
 from torch_geometric_idgl.ops.knn import graph_sizes
 
-from ._edges import check_data, edge_attrs, set_edges
+from ._edges import check_data, check_edges, edge_attrs, set_edges
 
 __all__ = ['PerturbEdges']
 
@@ -66,7 +65,7 @@ class PerturbEdges(BaseTransform):
         """Returns :obj:`data` with its edges perturbed."""
         check_data(data, 'edge_index')
         attrs = edge_attrs(data)
-        _check_edges(data.edge_index, attrs)
+        check_edges(data.edge_index, attrs, data.num_nodes)
         unknown = sorted(set(attrs) - {'edge_weight'})
         if self.add > 0 and unknown:
             raise ValueError(
@@ -80,7 +79,6 @@ class PerturbEdges(BaseTransform):
 
         device = data.edge_index.device
         row, col = edge_index = data.edge_index.as_subclass(Tensor).cpu()
-        check_nodes(edge_index, data.num_nodes)
         offset = _pair_offsets(data)
         lower, upper = torch.minimum(row, col), torch.maximum(row, col)
         if bool((upper - lower > offset.diff()[lower]).any()):
@@ -130,24 +128,6 @@ class PerturbEdges(BaseTransform):
 
     def __repr__(self) -> str:
         return f'{self.__class__.__name__}(delete={self.delete}, add={self.add})'
-
-
-def _check_edges(edge_index: Tensor, attrs: dict[str, Tensor]) -> None:
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise ValueError(
-            f"Expected 'edge_index' to be of shape [2, num_edges] (got "
-            f'{list(edge_index.size())})'
-        )
-    if edge_index.dtype != torch.long:
-        raise TypeError(
-            f"Expected 'edge_index' to be of type torch.long (got {edge_index.dtype})"
-        )
-    for key, value in attrs.items():
-        if value.dim() == 0 or value.size(0) != edge_index.size(1):
-            raise ValueError(
-                f"Expected '{key}' to have an entry for each of the "
-                f'{edge_index.size(1)} edges (got shape {list(value.size())})'
-            )
 
 
 def _pair_offsets(data: Data) -> Tensor:

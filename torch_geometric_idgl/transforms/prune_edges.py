@@ -9,10 +9,11 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from torch_geometric_idgl.checks import check_at_least, check_choice, check_nodes
+from torch_geometric_idgl.checks import check_at_least, check_choice
+from torch_geometric_idgl.ops.knn import unit_rows
 from torch_geometric_idgl.ops.sparse import SparseMatrix
 
-from ._edges import check_data, edge_attrs, set_edges
+from ._edges import check_data, check_edges, edge_attrs, set_edges
 
 __all__ = ['PruneEdges']
 
@@ -57,27 +58,29 @@ class PruneEdges(BaseTransform):
         """Returns :obj:`data` without the edges of dissimilar nodes."""
         check_data(data, 'x', 'edge_index')
         edge_index = data.edge_index.as_subclass(Tensor)
-        check_nodes(edge_index, data.num_nodes)
+        attrs = edge_attrs(data)
+        check_edges(edge_index, attrs, data.num_nodes)
         row, col = edge_index
         keep = self._similarity(data.x.detach(), row, col) >= self.threshold
         keep |= row == col
-        attrs = {key: value[keep] for key, value in edge_attrs(data).items()}
+        attrs = {key: value[keep] for key, value in attrs.items()}
         return set_edges(data, edge_index[:, keep], **attrs)
 
     def _similarity(self, x: Tensor, row: Tensor, col: Tensor) -> Tensor:
         # Of the two nodes of each edge.
-        x = x if x.is_floating_point() else x.to(torch.float)
-        rows = SparseMatrix.from_torch(x) if is_torch_sparse_tensor(x) else x
+        unit, rows = (
+            SparseMatrix.from_torch(part) if is_torch_sparse_tensor(part) else part
+            for part in (unit_rows(x), x.to(torch.float))  # the first checks them
+        )
         metric = self.metric
         if metric == 'auto':
             metric = 'jaccard' if _is_binary(rows) else 'cosine'
-        if metric == 'jaccard':
-            rows = _support(rows)
+        if metric == 'cosine':
+            return self._inner(unit, row, col)
+        rows = _support(rows)
         size = _sq_norms(rows)
         inner = self._inner(rows, row, col)
-        if metric == 'jaccard':
-            return inner / (size[row] + size[col] - inner).clamp(min=1.0)
-        return inner / (size[row].sqrt() * size[col].sqrt()).clamp(min=1e-12)
+        return inner / (size[row] + size[col] - inner).clamp(min=1.0)
 
     def _inner(self, rows: Tensor | SparseMatrix, row: Tensor, col: Tensor) -> Tensor:
         # A block of edges at a time.
