@@ -26,12 +26,13 @@ from torch_geometric_idgl.graphs import (
     SparseGraph,
     TiledGraph,
     WeightedScores,
+    anchor,
     base,
     low_rank,
     tiled,
 )
 from torch_geometric_idgl.nn import RBF
-from torch_geometric_idgl.ops import Features, Nodes, SparseMatrix
+from torch_geometric_idgl.ops import Features, Nodes, SparseMatrix, numeric
 from torch_geometric_idgl.ops import features as features_module
 from torch_geometric_idgl.ops import sparse as sparse_module
 
@@ -339,7 +340,8 @@ def with_ones(message: Tensor | int) -> Tensor:
 
 def use_small_blocks(monkeypatch, entries=2):
     """Blocks of one or two rows or columns, so that tiny graphs need several."""
-    for module in (tiled, low_rank, features_module, sparse_module):
+    modules = (anchor, tiled, low_rank, numeric, features_module, sparse_module)
+    for module in modules:
         monkeypatch.setattr(module, 'block_entries', lambda device: entries)
     monkeypatch.setattr(base, '_COLUMN_BLOCK', 2)
 

@@ -17,7 +17,7 @@ from ..ops.numeric import (
     safe_reciprocal,
     symmetric_product,
 )
-from ..ops.sparse import SparseMatrix
+from ..ops.sparse import SparseMatrix, sddmm
 from .base import Affinity, GraphOperator
 from .dense import DenseGraph
 from .low_rank import FeatureGraph, LowRankGraph, project
@@ -196,6 +196,10 @@ def _regularized(
             sq_norm = anchor_graph.square().sum((1, 2))
         if features is not None:
             inner = (anchor_graph * features.gram).sum((1, 2))
+    elif isinstance(affinity, SparseGraph) and affinity.rows.num_graphs == 1:
+        x, matrix = features.to_dense(), affinity.matrix  # type: ignore[union-attr]
+        energy = _Energy.apply(matrix, matrix.value, node_scale, x)
+        inner = affinity.rows.total(energy)
     else:
         # <B, X X^T> = |Delta^-1/2 R X|^2
         smooth = affinity.matmul(features.to_dense())  # type: ignore[union-attr]
@@ -263,7 +267,7 @@ class _SparseAnchorGraph(torch.autograd.Function):
         ctx.matrix = matrix
         ctx.save_for_backward(value, scale)
         found = value.new_zeros(matrix.size(1), matrix.size(1))
-        for start, block in _row_blocks(matrix):
+        for start, block in _row_blocks(matrix, matrix.size(1)):
             own = scale[start : start + block.size(0), 0]
             found += block.scaled_t_matmul(own, block.to_dense())
         return found
@@ -274,7 +278,7 @@ class _SparseAnchorGraph(torch.autograd.Function):
             refuse_second_derivatives()
         value, scale = ctx.saved_tensors
         row, both, found = ctx.matrix.pattern.row, grad + grad.t(), []
-        for _, block in _row_blocks(ctx.matrix):
+        for _, block in _row_blocks(ctx.matrix, grad.size(1)):
             place = (block.pattern.row, block.pattern.col)
             found.append(block.matmul(both)[place])
         product = torch.cat([value[:0], *found])
@@ -282,9 +286,43 @@ class _SparseAnchorGraph(torch.autograd.Function):
         return None, product * scale[row, 0], 0.5 * grad_scale.unsqueeze(1)
 
 
-def _row_blocks(matrix: SparseMatrix) -> Iterator[tuple[int, SparseMatrix]]:
-    """Neighbouring rows whose dense form is small, each with its first row's number."""
-    height, width = matrix.shape
+class _Energy(torch.autograd.Function):
+    r""":math:`\sum_i c_i \|(\mathbf{R} \mathbf{X})_i\|^2` of a sparse matrix, some rows
+    at a time: the product is as large as the features of all nodes.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, value, scale, x):
+        ctx.matrix = matrix
+        ctx.save_for_backward(value, scale, x)
+        total = value.new_zeros(1)
+        for start, block in _row_blocks(matrix, x.size(1)):
+            own = scale[start : start + block.size(0), 0]
+            total += own.dot(block.matmul(x).square().sum(1))
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            refuse_second_derivatives()
+        value, scale, x = ctx.saved_tensors
+        grad_value, grad_scale = [value[:0]], [scale[:0, 0]]
+        grad_x = torch.zeros_like(x) if ctx.needs_input_grad[3] else None
+        for start, block in _row_blocks(ctx.matrix, x.size(1)):
+            product = block.matmul(x)
+            grad_scale.append(grad * product.square().sum(1))
+            product *= 2.0 * grad * scale[start : start + block.size(0)]
+            grad_value.append(sddmm(block.pattern, product, x))
+            if grad_x is not None:
+                grad_x += block.t_matmul(product)
+        return None, torch.cat(grad_value), torch.cat(grad_scale).unsqueeze(1), grad_x
+
+
+def _row_blocks(matrix: SparseMatrix, width: int) -> Iterator[tuple[int, SparseMatrix]]:
+    """Neighbouring rows, each range with its first row's number, such that a matrix of
+    so many columns and these rows is small.
+    """
+    height = matrix.size(0)
     step = max(1, block_entries(matrix.device) // max(1, width))
     for start in range(0, height, step):
         yield start, matrix.row_range(start, min(start + step, height))

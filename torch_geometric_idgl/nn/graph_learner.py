@@ -162,13 +162,17 @@ class GraphLearner(Module):
         # Graphs are compared by small differences: mixed precision would lose them.
         with torch.autocast(nodes.device.type, enabled=False):
             backend = backend or self.backend
+            scores = None
             if backend == 'auto':
-                backend = self.choose_backend(x, nodes, anchors, nonnegative)
+                if self.epsilon > 0 or self.top_k is not None:  # needed in any case
+                    scores = self.scores(x, nodes, anchors)
+                given = (x, nodes, anchors, nonnegative)
+                backend = self.choose_backend(*given, scores)
             if chosen == 'low_rank':
                 self._check_low_rank(nonnegative)
             if backend == 'low_rank':
                 return self._low_rank(x, nodes, anchors)
-            scores = self.scores(x, nodes, anchors)
+            scores = scores or self.scores(x, nodes, anchors)
             small = nodes.num_total * scores.cols.num_rows <= _SMALL**2
             dense = backend == 'dense' and (small or nodes.num_graphs > 1)
             # Replicas of `DataParallel` hold plain tensors, which cannot be found as
@@ -242,8 +246,12 @@ class GraphLearner(Module):
                     col_kind = None if index is None else kind[index]
                     return RepeatedScores(u, kind, col_kind, nodes, cols, *options)
             x = x.value  # type: ignore[assignment]
-        u = self.metric.embed(x)  # type: ignore[arg-type]
-        v = None if index is None else nodes.take(u, index)
+        given: Any = x
+        u, v = self.metric.embed(given), None
+        if index is not None and (nodes.spread or getattr(x, 'requires_grad', True)):
+            v = nodes.take(u, index)
+        elif index is not None:  # the gradient of u[index] would be as large as u
+            v = self.metric.embed(given[index])
         if self.metric.inner_product:
             return InnerScores(u, v, nodes, cols, *options)
         symmetric = self.metric.symmetric
@@ -266,9 +274,10 @@ class GraphLearner(Module):
         nodes: Nodes,
         anchors: Anchors | None,
         nonnegative: bool,
+        scores: Scores | None = None,
     ) -> str:
         """The operator that :obj:`"auto"` stands for."""
-        choice = self._best_backend(x, nodes, anchors, nonnegative)
+        choice = self._best_backend(x, nodes, anchors, nonnegative, scores)
         return BACKENDS[nodes.agreed(BACKENDS.index(choice))]
 
     def _best_backend(
@@ -277,6 +286,7 @@ class GraphLearner(Module):
         nodes: Nodes,
         anchors: Anchors | None,
         nonnegative: bool,
+        scores: Scores | None,
     ) -> str:
         exact = self.epsilon == 0.0 and self.top_k is None
         factored = self.metric.inner_product and self.metric.nonnegative(nonnegative)
@@ -291,27 +301,11 @@ class GraphLearner(Module):
             _warn_quadratic(nodes.max_size)
         # Finding survivors takes looks at numbers, which are free on CPUs only.
         if not exact and reads_are_free(nodes.device):
-            if self._density(x, nodes, anchors) < _SPARSE_DENSITY:
+            if _density(scores or self.scores(x, nodes, anchors)) < _SPARSE_DENSITY:
                 return 'sparse'
         if anchors is not None and entries <= _DENSE_ANCHOR_ENTRIES:
             return 'dense'
         return 'tiled'
-
-    @torch.no_grad()
-    def _density(
-        self, x: Tensor | Features, nodes: Nodes, anchors: Anchors | None
-    ) -> float:
-        scores = self.scores(x, nodes, anchors)
-        graph = max(range(nodes.num_graphs), key=nodes.sizes.__getitem__)
-        size, width = nodes.sizes[graph], scores.cols.sizes[graph]
-        step = max(_SAMPLED_RUNS, size // _SAMPLED_RUNS)
-        kept = total = 0
-        for start in range(0, size, step):
-            tile = Tile(graph, start, min(start + _SAMPLED_RUNS, size), 0, width)
-            block = scores.block(tile)
-            kept += int(torch.count_nonzero(block))
-            total += block.numel()
-        return kept / max(total, 1)
 
     def _check_low_rank(self, nonnegative: bool) -> None:
         if not self.metric.inner_product:
@@ -336,6 +330,22 @@ class GraphLearner(Module):
             f'{self.__class__.__name__}({self.metric}, epsilon={self.epsilon}, '
             f'top_k={self.top_k})'
         )
+
+
+@torch.no_grad()
+def _density(scores: Scores) -> float:
+    """The share of entries that survive, in some rows of the largest graph."""
+    nodes = scores.rows
+    graph = max(range(nodes.num_graphs), key=nodes.sizes.__getitem__)
+    size, width = nodes.sizes[graph], scores.cols.sizes[graph]
+    step = max(_SAMPLED_RUNS, size // _SAMPLED_RUNS)
+    kept = total = 0
+    for start in range(0, size, step):
+        tile = Tile(graph, start, min(start + _SAMPLED_RUNS, size), 0, width)
+        block = scores.block(tile)
+        kept += int(torch.count_nonzero(block))
+        total += block.numel()
+    return kept / max(total, 1)
 
 
 def _warn_quadratic(num_nodes: int) -> None:

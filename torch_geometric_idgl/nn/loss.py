@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..graphs import AnchorGraph, NodeGraph
-from ..ops.batch import Nodes
 from ..ops.numeric import reads_are_free, safe_log
 
 __all__ = ['Stopping', 'graph_loss']
@@ -46,8 +45,11 @@ def graph_loss(
     """
     anchors = graph.affinity.cols  # or all nodes
     # Of (s / n) B, energy / s² is that of B / (s n), and norm / s² that of B / n².
-    s = _sizes(anchors, graph.dtype)
-    n = _sizes(graph.affinity.rows, graph.dtype) if scaled else s
+    nodes = graph.affinity.rows if scaled else anchors
+    s: Any = max(anchors.num_total, 1)
+    n: Any = max(nodes.num_total, 1)
+    if anchors.num_graphs > 1:
+        s, n = anchors.count.to(graph.dtype), nodes.count.to(graph.dtype)
     total = torch.zeros(anchors.num_graphs, dtype=graph.dtype, device=anchors.device)
     if smoothness > 0:
         total = total + graph.energy * (smoothness / (s * n))
@@ -62,13 +64,6 @@ def graph_loss(
     if sparsity > 0:
         total = total + graph.sq_norm * (sparsity / n**2)
     return total
-
-
-def _sizes(nodes: Nodes, dtype: torch.dtype) -> Any:
-    """The number of nodes, at least one: of one graph, or of each of several."""
-    if nodes.num_graphs == 1:
-        return max(nodes.num_total, 1)
-    return nodes.count.to(dtype)
 
 
 class Stopping:

@@ -204,15 +204,25 @@ def gram(u: Tensor) -> Tensor:
 
 
 class _WeightedUnitVectors(torch.autograd.Function):
-    """In closed form: autograd would keep and walk over several n x m x d products."""
+    """In closed form: autograd would keep and walk over several n x m x d products. Row
+    blocks stay in the cache; of a million nodes, whole matrices would each be paged in.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
-        heads = weight.size(0)
-        scale = safe_rsqrt(x.square() @ weight.square().t() * heads)  # [n, m]
+        heads, channels = weight.shape
+        sq_weight = weight.square().t() * heads
+        out = x.new_empty(x.size(0), heads, channels)
+        scale = x.new_empty(x.size(0), heads)
+        step = max(1, block_entries(x.device) // max(1, weight.numel()))
+        for start in range(0, x.size(0), step):
+            rows = slice(start, start + step)
+            own = x[rows]
+            scale[rows] = safe_rsqrt(own.square() @ sq_weight)
+            unit = scale[rows].unsqueeze(-1) * weight
+            torch.mul(unit, own.unsqueeze(1), out=out[rows])
         ctx.save_for_backward(x, weight, scale)
-        out = scale.unsqueeze(-1) * weight  # [n, m, d]
-        return out.mul_(x.unsqueeze(1)).flatten(1)
+        return out.flatten(1)
 
     @staticmethod
     def backward(ctx, grad):
@@ -220,16 +230,23 @@ class _WeightedUnitVectors(torch.autograd.Function):
             refuse_second_derivatives()
         x, weight, scale = ctx.saved_tensors
         heads, channels = weight.shape
-        scaled = grad.view(-1, heads, channels) * scale.unsqueeze(-1)  # g r
-        moment = scaled * x.unsqueeze(1)  # g r x
-        grad_weight = moment.sum(0)
-        # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2, so dq = -r^2 (sum_k g r w x) / 2.
-        grad_q = moment.mul_(weight).sum(2) * scale.square() * -heads
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = scaled.mul_(weight).sum(1)
-            grad_x = grad_x.addcmul(x, grad_q @ weight.square())
-        grad_weight = grad_weight.addcmul(weight, grad_q.t() @ x.square())
+        grad = grad.view(-1, heads, channels)
+        sq_weight = weight.square()
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight)
+        step = max(1, block_entries(x.device) // max(1, weight.numel()))
+        for start in range(0, x.size(0), step):
+            rows = slice(start, start + step)
+            own = x[rows]
+            scaled = grad[rows] * scale[rows].unsqueeze(-1)  # g r
+            moment = scaled * own.unsqueeze(1)  # g r x
+            grad_weight += moment.sum(0)
+            # r = q^{-1/2} with q = m sum_k w_k^2 x_k^2: dq = -r^2 (sum_k g r w x) / 2.
+            grad_q = moment.mul_(weight).sum(2) * scale[rows].square() * -heads
+            grad_weight.addcmul_(weight, grad_q.t() @ own.square())
+            if grad_x is not None:
+                part = scaled.mul_(weight).sum(1)
+                torch.addcmul(part, own, grad_q @ sq_weight, out=grad_x[rows])
         return grad_x, grad_weight
 
 
