@@ -234,3 +234,24 @@ def test_subclasses_of_the_weighted_cosine_are_asked(form):
     for backend in ('auto', 'dense', 'low_rank', 'tiled', 'sparse'):
         graph = learner(given, backend=backend)
         torch.testing.assert_close(graph.to_dense(), expected)
+
+
+class Normed(Metric):
+    """Embeds rows that depend on each other."""
+
+    inner_product = True
+
+    def __init__(self, in_channels):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(in_channels)
+
+    def embed(self, x):
+        return torch.nn.functional.normalize(self.norm(x.to_dense()), dim=1)
+
+
+def test_anchors_are_rows_of_what_was_embedded():
+    learner = GraphLearner(5, metric=Normed, epsilon=0.1)
+    anchors = torch.tensor([1, 4, 7])
+    graph = learner(torch.randn(10, 5), anchors=anchors).to_dense()
+    torch.testing.assert_close(graph[anchors, torch.arange(3)], torch.ones(3))
+    assert int(learner.metric.norm.num_batches_tracked) == 1

@@ -34,7 +34,7 @@ from ..ops.batch import Nodes
 from ..ops.features import Features
 from ..ops.numeric import different_rows, reads_are_free
 from .inputs import Anchors, given_anchors
-from .similarity import MetricLike, WeightedCosine, resolve_metric
+from .similarity import ROWWISE, MetricLike, WeightedCosine, resolve_metric
 
 __all__ = ['BACKENDS', 'GraphLearner']
 
@@ -248,10 +248,12 @@ class GraphLearner(Module):
             x = x.value  # type: ignore[assignment]
         given: Any = x
         u, v = self.metric.embed(given), None
-        if index is not None and (nodes.spread or getattr(x, 'requires_grad', True)):
-            v = nodes.take(u, index)
-        elif index is not None:  # the gradient of u[index] would be as large as u
-            v = self.metric.embed(given[index])
+        if index is not None:
+            alone = type(self.metric) in ROWWISE and not nodes.spread
+            if alone and not getattr(x, 'requires_grad', True):
+                v = self.metric.embed(given[index])  # no gradient as large as u
+            else:
+                v = nodes.take(u, index)
         if self.metric.inner_product:
             return InnerScores(u, v, nodes, cols, *options)
         symmetric = self.metric.symmetric

@@ -20,6 +20,7 @@ from ..ops.sparse import SparseMatrix
 
 __all__ = [
     'RBF',
+    'ROWWISE',
     'Attention',
     'Cosine',
     'CustomMetric',
@@ -228,6 +229,10 @@ class Attention(Metric):
             f'{self.__class__.__name__}({self.in_channels}, {self.out_channels}, '
             f'heads={self.heads})'
         )
+
+
+# They embed every row by itself; others may normalise over rows, or drop entries.
+ROWWISE = (WeightedCosine, Cosine, RBF, Attention)
 
 
 class CustomMetric(Metric):
