@@ -22,7 +22,8 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric_idgl import to_idgl
 
 parser = argparse.ArgumentParser()
-parser.add_argument('--dataset', default='Cora', help='Cora, CiteSeer or PubMed')
+names = ['Cora', 'CiteSeer', 'PubMed']
+parser.add_argument('--dataset', default='Cora', choices=names)
 parser.add_argument('--root', default='data', help='holds Planetoid/, or will')
 parser.add_argument('--hidden-channels', type=int, default=16)
 parser.add_argument('--lr', type=float, default=0.01)

@@ -20,6 +20,7 @@ from torch_geometric.nn import GraphConv
 from torch_geometric_idgl import IDGL, IDGLAnch
 from torch_geometric_idgl.distributed import (
     NodeShard,
+    ShardBatchNorm,
     all_sum,
     distribute,
     load_checkpoint,
@@ -27,6 +28,7 @@ from torch_geometric_idgl.distributed import (
     process_group,
     save_checkpoint,
 )
+from torch_geometric_idgl.nn import OperatorConv
 
 pytestmark = pytest.mark.skipif(
     'fork' not in multiprocessing.get_all_start_methods(), reason='needs fork'
@@ -474,3 +476,48 @@ def test_names_of_parameters_stay():
     model = IDGLAnch(6, 8, 2, norm='batch_norm')
     names = list(model.state_dict())
     assert list(distribute(model).state_dict()) == names
+
+
+class NormedLayer(OperatorConv):
+    """A layer with a norm of its own."""
+
+    def __init__(self, in_channels, out_channels, norm=torch.nn.BatchNorm1d):
+        super().__init__()
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+        self.norm = norm(out_channels)
+
+    def project(self, x):
+        return x.matmul(self.lin.weight.t())
+
+    def finish(self, aggregated, projected):
+        return self.norm(aggregated)
+
+
+def test_norms_within_layers_are_over_all_ranks():
+    model = distribute(IDGLAnch(3, 4, 2, 2, backbone=NormedLayer, num_anchors=3))
+    norms = [conv.norm for conv in model.backbone.convs]
+    assert all(type(norm) is ShardBatchNorm for norm in norms)
+    assert distribute(model) is model  # once more
+
+    def layer(i, o):
+        return NormedLayer(i, o, torch.nn.InstanceNorm1d)
+
+    with pytest.raises(ValueError, match=r'BatchNorm1d.*got InstanceNorm1d'):
+        distribute(IDGLAnch(3, 4, 2, 2, backbone=layer, num_anchors=3))
+
+
+def test_process_group_can_be_entered_again():
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='boom'), process_group('gloo'):
+            raise RuntimeError('boom')
+    with process_group('gloo') as (rank, world_size):
+        assert (rank, world_size) == (0, 1)
+
+
+def test_gather_wants_a_row_for_each_node():
+    shard = partition(make_data(), 0, 2)
+    with pytest.raises(ValueError, match=r"'rows' .*got shape \[1, 3\]"):
+        shard.gather(torch.zeros(1, 3))
+    for part, error in [([0, 1], TypeError), (torch.ones(2) > 0, ValueError)]:
+        with pytest.raises(error, match="Expected 'part'"):
+            partition(make_data(), 0, 2, part)

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import BatchNorm1d, Module
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, LayerNorm
@@ -332,6 +333,12 @@ class NodeShard(Data):
         Args:
             rows (torch.Tensor): The rows of the nodes of this rank.
         """
+        if rows.dim() == 0 or rows.size(0) != self.node_index.numel():
+            raise ValueError(
+                f"Expected 'rows' to have a row for each of the "
+                f'{self.node_index.numel()} nodes of this rank (got shape '
+                f'{list(rows.shape)})'
+            )
         whole = rows.new_zeros(self.num_total, *rows.shape[1:])
         whole[self.node_index.to(rows.device)] = rows
         dist.all_reduce(whole)
@@ -407,7 +414,12 @@ def partition(
 def _checked_part(part: Tensor | None, num_nodes: int, world_size: int) -> Tensor:
     if part is None:
         part = torch.arange(num_nodes) * world_size // max(num_nodes, 1)
-    if part.shape != (num_nodes,) or part.is_floating_point():
+    if not isinstance(part, Tensor):
+        raise TypeError(
+            f"Expected 'part' to be a 'torch.Tensor' (got '{type(part).__name__}')"
+        )
+    whole = not (part.is_floating_point() or part.dtype == torch.bool)
+    if part.shape != (num_nodes,) or not whole:
         raise ValueError(
             f"Expected 'part' to hold the rank of each of the {num_nodes} nodes "
             f'(got shape {list(part.shape)}, {part.dtype})'
@@ -490,9 +502,13 @@ def distribute(model: IDGLAnch) -> IDGLAnch:
         )
     for norm in backbone.norms:
         _check_norm(norm)
-    for layer in backbone.norms.modules():
+    for layer in model.modules():  # layers and metrics of one's own may have some, too
         if type(layer) is BatchNorm1d:
             layer.__class__ = ShardBatchNorm  # with the same parameters and buffers
+        elif isinstance(layer, _NormBase) and not isinstance(layer, ShardBatchNorm):
+            raise ValueError(
+                f"Expected norms over nodes to be 'torch.nn.BatchNorm1d' (got {layer})"
+            )
     return model
 
 
@@ -626,17 +642,23 @@ def process_group(
         with contextlib.suppress(RuntimeError):  # It may be gone with its machine.
             store.set(f'ended/{rank}', note)
         if not lost:
+            if world_size == 1:  # no one is waited for: it may be entered again
+                _leave()
             raise
         raise RuntimeError(_what_happened(store, rank, world_size, checkpoint)) from (
             error if isinstance(error, Exception) else None
         )
     else:
-        # A model that outlives the group would end it, and wait for a thread of it that
-        # waits for Python: what is never freed cannot do that.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
-        dist.destroy_process_group()
+        _leave()
     finally:
         _on_sigterm(previous)
+
+
+def _leave() -> None:
+    # A model that outlives the group would end it, and wait for a thread of it that
+    # waits for Python: what is never freed cannot do that.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
 
 
 def _on_sigterm(handler: Any) -> Any:

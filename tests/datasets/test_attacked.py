@@ -94,3 +94,27 @@ def test_attacked_graph_real(data_root, name, rate, sizes, split):
     assert int(masks.sum(dim=0).max()) == 1
     assert data.is_undirected() and not data.has_self_loops()
     assert data.x.unique().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ('file', 'content', 'match'),
+    [
+        ('clean/cora.npz', b'no', 'cora.npz'),
+        ('meta/cora_meta_adj_0.05.npz', b'PK', 'adj_0.05.npz'),
+        ('splits/cora_prognn_splits.json', b'{}', 'splits.json'),
+        ('splits/cora_prognn_splits.json', b'no', 'splits.json'),
+    ],
+)
+def test_attacked_graph_of_damaged_files(tmp_path, file, content, match):
+    write_files(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(OSError, match=rf'Cannot read .*{match}.*download it again'):
+        AttackedGraph(str(tmp_path), rate=0.05)
+
+
+def test_attacked_graph_of_another_graph(tmp_path):
+    write_files(tmp_path)
+    attacked = csr('', [[1, 5], [0], [], [0], [], [0]], 6)
+    np.savez(tmp_path / 'meta' / 'cora_meta_adj_0.05.npz', **attacked, format='csr')
+    with pytest.raises(OSError, match=r'adj_0.05.npz'):
+        AttackedGraph(str(tmp_path), rate=0.05)

@@ -455,3 +455,24 @@ def test_real_data(data_source, tmp_path, cls, archive, sizes, num_words, num_to
         assert [int(dataset.y.max()) for dataset in datasets] == [19] * 3
     else:
         assert float(y.mean()) == pytest.approx(0.5814, abs=5e-5)
+
+
+def test_texts_are_not_lists_of_words():
+    for call in (build_vocab, lambda texts: encode(texts, ['<unk>'])):
+        with pytest.raises(TypeError, match=r"lists of words.*'hello world'"):
+            call(['hello world'])
+
+
+def test_byte_order_marks_are_no_words(tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / '1.txt').write_bytes(b'\xef\xbb\xbfHello world')
+    texts, _, _ = read_text_folder(tmp_path)
+    assert tokenize(texts[0]) == ['hello', 'world']
+
+
+def test_archive_of_the_folder_or_of_what_is_in_it(tmp_path):
+    files = {'pos/1.txt': 'good', 'neg/1.txt': 'bad'}
+    inner = read_text_folder(pack(tmp_path / 'inner.tar', files))
+    outer = {f'reviews/{name}': text for name, text in files.items()}
+    assert read_text_folder(pack(tmp_path / 'outer.tar.gz', outer)) == inner
+    assert inner == (['bad', 'good'], [0, 1], ['neg', 'pos'])

@@ -64,3 +64,10 @@ def test_uci_without_sklearn(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)
     with pytest.raises(ImportError, match=r'torch_geometric_idgl\[datasets\]'):
         UCI(str(tmp_path), 'wine')
+
+
+def test_uci_damaged_file(tmp_path):
+    expected = UCI(str(tmp_path), 'wine')[0]
+    (tmp_path / 'wine' / 'processed' / 'data_0.pt').write_bytes(b'xx')
+    data = UCI(str(tmp_path), 'wine')[0]
+    assert data.x.equal(expected.x) and data.train_mask.equal(expected.train_mask)

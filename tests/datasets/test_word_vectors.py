@@ -200,3 +200,12 @@ def test_real_data(data_source, name, size, start):
     assert weight.size() == (4, size)
     assert found.tolist() == [False, True, True, False]
     assert weight[2, :3].tolist() == pytest.approx(start)
+
+
+@pytest.mark.parametrize('header', [b'', b'2 2\n'])
+def test_byte_order_mark(tmp_path, header):
+    file = tmp_path / 'vectors.txt'
+    file.write_bytes(b'\xef\xbb\xbf' + header + b'a 1 2\nb 3 4\n')
+    found = load_word_vectors(file, ['<unk>', 'a', 'b'])
+    assert found.found.tolist() == [False, True, True]
+    assert found.weight[1].tolist() == [1.0, 2.0]

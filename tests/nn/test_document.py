@@ -398,3 +398,11 @@ def test_fit_regression():
         progress=False,
     )
     assert record.val_score > 0.5
+
+
+@pytest.mark.parametrize('dtype', [torch.double, torch.half])
+def test_vectors_of_another_number_type(dtype):
+    model = DocumentGNN(make_vectors().to(dtype), 8, 3)
+    assert model.embedding.weight.dtype == torch.float
+    batch = Batch.from_data_list(make_documents())
+    assert model(batch).shape == (4, 3)

@@ -911,3 +911,15 @@ def test_gin_of_pyg():
     model, x, out, a = run(GIN(6, 4, num_layers=2, out_channels=3))
     first, second = model.backbone.module.convs
     assert_close(out, dense_gin(second, a, dense_gin(first, a, x).relu()), 1e-9)
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_same_model_whatever_the_mode(mode):
+    gnn = pyg.GCN(6, 8, num_layers=2, out_channels=3)
+    expected = to_idgl(gnn, 6).backbone
+    with mode():
+        backbone = to_idgl(gnn, 6).backbone
+    assert backbone.after == expected.after is False
+    assert backbone.embedding_channels == expected.embedding_channels == 8
+    assert backbone.embedding == expected.embedding
+    assert not any(p.is_inference() for p in backbone.parameters())

@@ -6,7 +6,8 @@ import json
 import os
 import os.path as osp
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch_geometric.utils import (
     to_undirected,
 )
 
-from ..checks import check_choice
+from ..checks import check_choice, check_nodes
 from .uci import check_name
 
 __all__ = ['AttackedGraph']
@@ -134,7 +135,7 @@ class AttackedGraph(InMemoryDataset):
     def process(self) -> None:
         """Takes the largest connected component, and the attacked graph of it."""
         clean, splits, *attacked = self.raw_paths
-        with np.load(clean) as file:
+        with _reading(clean), np.load(clean) as file:
             row, col = _edges(file, 'adj_')
             x = torch.zeros(tuple(file['attr_shape'].tolist()))
             x[_edges(file, 'attr_')] = 1.0
@@ -144,13 +145,14 @@ class AttackedGraph(InMemoryDataset):
         data = Data(x=x, y=y, edge_index=edge_index)
         data = LargestConnectedComponents()(data)
         if attacked:
-            with np.load(attacked[0]) as file:
+            with _reading(attacked[0]), np.load(attacked[0]) as file:
                 data.edge_index = torch.stack(_edges(file, ''))
-        with open(splits, encoding='utf-8') as file:
+                check_nodes(data.edge_index, data.num_nodes)
+        with _reading(splits), open(splits, encoding='utf-8') as file:
             split = json.load(file)
-        for key in ('train', 'val', 'test'):
-            index = torch.tensor(split[f'idx_{key}'])
-            data[f'{key}_mask'] = index_to_mask(index, data.num_nodes)
+            for key in ('train', 'val', 'test'):
+                index = torch.tensor(split[f'idx_{key}'])
+                data[f'{key}_mask'] = index_to_mask(index, data.num_nodes)
         data = data if self.pre_transform is None else self.pre_transform(data)
         self.save([data], self.processed_paths[0])
 
@@ -159,6 +161,18 @@ class AttackedGraph(InMemoryDataset):
             f'{self.__class__.__name__}({self.name!r}, {self.attack!r}, '
             f'rate={self.rate:g})'
         )
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    # What is wrong within is said of a file.
+    try:
+        yield
+    except Exception as e:  # of a zip archive, of JSON, of what is in them
+        raise OSError(
+            f"Cannot read '{path}' ({type(e).__name__}: {e}). If it is damaged, remove "
+            f'it to download it again'
+        ) from e
 
 
 def _edges(file, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:

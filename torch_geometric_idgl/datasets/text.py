@@ -71,6 +71,7 @@ def build_vocab(
     check_at_least('min_count', min_count, 1, integer=True)
     count: Counter[str] = Counter()
     for words in documents:
+        _check_words(words)
         count.update(words)
     count.pop(UNKNOWN, None)
     frequent = [word for word in count if count[word] >= min_count]
@@ -91,10 +92,19 @@ def encode(documents: Iterable[Iterable[str]], vocab: Sequence[str]) -> list[Ten
     if not vocab or vocab[0] != UNKNOWN:
         raise ValueError(f"Expected 'vocab' to begin with '{UNKNOWN}'")
     index = {word: i for i, word in enumerate(vocab)}
-    return [
-        torch.tensor([index.get(word, 0) for word in words] or [0])
-        for words in documents
-    ]
+    tokens = []
+    for words in documents:
+        _check_words(words)
+        tokens.append(torch.tensor([index.get(word, 0) for word in words] or [0]))
+    return tokens
+
+
+def _check_words(words: Any) -> None:
+    if isinstance(words, str):  # would be taken for a list of letters
+        raise TypeError(
+            f"Expected documents to be lists of words, as of 'tokenize' (got the text "
+            f'{words[:40]!r})'
+        )
 
 
 def read_text_folder(
@@ -103,7 +113,8 @@ def read_text_folder(
     r"""Reads a folder of texts (or a tar archive of one), laid out as
     :obj:`CLASS/FILE.txt`.
 
-    Texts are read as UTF-8; what is not is left out. They are sorted by class and file.
+    Archives may hold the folder itself or what is in it. Texts are read as UTF-8; what
+    is not is left out. They are sorted by class and file.
     Hidden files and files of another suffix are passed over.
 
     .. code-block:: python
@@ -128,6 +139,9 @@ def read_text_folder(
     files = {
         name: content for name, content in _read_files(path) if name.endswith(suffix)
     }
+    tops = {name.split('/')[0] for name in files}
+    if path.is_file() and len(tops) == 1 and all(n.count('/') == 2 for n in files):
+        files = {name.split('/', 1)[1]: files[name] for name in files}
     documents = _documents(files, f'CLASS/FILE{suffix}', path)
     class_names = sorted({name for name, _ in documents})
     index = {name: i for i, name in enumerate(class_names)}
@@ -512,7 +526,7 @@ def _documents(
 
 
 def _decode(content: bytes) -> str:
-    return content.decode('utf-8', errors='ignore')
+    return content.decode('utf-8-sig', errors='ignore')  # without a byte order mark
 
 
 def _lines(files: Mapping[str, bytes], name: str, source: str) -> list[str]:

@@ -62,7 +62,11 @@ class UCI(InMemoryDataset):
         self.name = check_name(name, list(_TABLES))
         self.seed = seed
         super().__init__(root, transform, pre_transform, force_reload=force_reload)
-        self.load(self.processed_paths[0])
+        try:
+            self.load(self.processed_paths[0])
+        except Exception:  # damaged, or cut short: it is quickly made again
+            self.process()
+            self.load(self.processed_paths[0])
 
     @property
     def processed_dir(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import re
@@ -105,6 +106,8 @@ def _read_text(path: Path, index: Mapping[str, int]) -> dict[int, np.ndarray]:
         with gzip.open(path) if path.suffix == '.gz' else open(path, 'rb') as file:
             for number, line in enumerate(file, 1):
                 line = line.rstrip(b' \r\n')
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 blanks = line.count(b' ')
                 if number == 1:
                     header = re.fullmatch(rb'(\d+) (\d+)', line)

@@ -41,7 +41,7 @@ class DocumentGNN(Module):
 
     Args:
         vectors (torch.Tensor): The vector of each word, of shape :obj:`[num_words, d]`;
-            they are not trained.
+            they are not trained, and have the default number type.
         hidden_channels (int): Size of the outputs of the LSTM, both directions
             together.
         out_channels (int): Size of the outputs.
@@ -94,7 +94,8 @@ class DocumentGNN(Module):
         self.out_channels = out_channels
         self.dropout = dropout
         self.act = act
-        self.embedding = Embedding.from_pretrained(vectors.detach().clone())
+        own = vectors.detach().to(torch.get_default_dtype(), copy=True)
+        self.embedding = Embedding.from_pretrained(own)
         self.lstm = LSTM(vectors.size(1), hidden_channels // 2)
         self.backward_lstm = LSTM(vectors.size(1), hidden_channels // 2)
         self.gnn = gnn

@@ -194,7 +194,8 @@ class WrappedGNN(Backbone):
         self, module: Module, in_channels: int, embedding: str | None = None
     ) -> None:
         Module.__init__(self)  # It has no layers but the module's.
-        self.module = copy.deepcopy(module)
+        with torch.inference_mode(False):  # a copy is to be trained
+            self.module = copy.deepcopy(module)
         self.training = module.training
         self.nonnegative = None  # Whatever comes before Z: it is measured.
         self.mixes_graphs = True  # The module may do anything with a batch.
@@ -207,6 +208,19 @@ class WrappedGNN(Backbone):
                 f'(got {embedding!r})'
             )
         watched = convs if embedding is None else [embedding]
+        # What depends on the graph is seen by gradients, wherever the model is made.
+        with torch.inference_mode(False), torch.enable_grad():
+            self._find_embedding(in_channels, watched, embedding, convs)
+
+    def _find_embedding(
+        self,
+        in_channels: int,
+        watched: list[str],
+        embedding: str | None,
+        convs: list[str],
+    ) -> None:
+        """Runs the module once to see where graphs can be refined from."""
+        parts = dict(self.module.named_modules(remove_duplicate=False))
         edges, out, inputs, outputs = self._try(in_channels, watched)
         self.num_layers = len(edges.entered)
         self.widths = tuple(edges.widths)
