@@ -219,8 +219,8 @@ class _WeightedUnitVectors(torch.autograd.Function):
             rows = slice(start, start + step)
             own = x[rows]
             scale[rows] = safe_rsqrt(own.square() @ sq_weight)
-            unit = scale[rows].unsqueeze(-1) * weight
-            torch.mul(unit, own.unsqueeze(1), out=out[rows])
+            torch.mul(scale[rows].unsqueeze(-1), weight, out=out[rows])
+            out[rows] *= own.unsqueeze(1)
         ctx.save_for_backward(x, weight, scale)
         return out.flatten(1)
 
