@@ -38,6 +38,7 @@ from common import (
     table,
 )
 from node_classification import ABLATED, ABLATION_DATASETS, VARIANTS, results_file
+from options import explain_errors
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from records import RUNS, count, score_cell
@@ -343,6 +344,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@explain_errors
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     tables = make_tables(args.results)
