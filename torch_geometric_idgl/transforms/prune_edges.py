@@ -68,9 +68,10 @@ class PruneEdges(BaseTransform):
 
     def _similarity(self, x: Tensor, row: Tensor, col: Tensor) -> Tensor:
         # Of the two nodes of each edge.
+        x = x if x.dtype in (torch.float, torch.double) else x.to(torch.float)
         unit, rows = (
             SparseMatrix.from_torch(part) if is_torch_sparse_tensor(part) else part
-            for part in (unit_rows(x), x.to(torch.float))  # the first checks them
+            for part in (unit_rows(x), x)  # the first is checked
         )
         metric = self.metric
         if metric == 'auto':
