@@ -131,3 +131,15 @@ def test_prune_edges_refuses_edges_that_are_none():
     data.edge_weight = torch.ones(3)
     with pytest.raises(ValueError, match=r"'edge_weight' .* 2 edges"):
         PruneEdges(0.1)(data)
+
+
+def test_prune_edges_of_very_large_features():
+    # They would be infinite, and taken for binary, in single precision.
+    torch.manual_seed(0)
+    x, edge_index = torch.rand(50, 64, dtype=torch.double), torch.randint(50, (2, 300))
+    expected, pruned = (
+        PruneEdges(0.75)(Data(x=scale * x, edge_index=edge_index))
+        for scale in (1.0, 2.0**600)
+    )
+    assert 0 < expected.num_edges < 300
+    assert pruned.edge_index.equal(expected.edge_index)
