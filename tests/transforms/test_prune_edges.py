@@ -99,11 +99,9 @@ def test_prune_edges_does_not_depend_on_the_scale():
     x, edge_index = torch.rand(50, 64), torch.randint(50, (2, 300))
     expected = PruneEdges(0.75, 'cosine')(Data(x=x, edge_index=edge_index))
     assert 0 < expected.num_edges < 300
-    for other in (1e-7 * x, 1e20 * x, x.double() * 1e200, (100 * x).bfloat16().float()):
-        pruned = PruneEdges(0.75, 'cosine')(Data(x=other, edge_index=edge_index))
-        assert (
-            abs(pruned.num_edges - expected.num_edges) <= (other.dtype != x.dtype) + 9
-        )
+    for scale in (2.0**-30, 2.0**70):  # powers of two round nothing
+        pruned = PruneEdges(0.75, 'cosine')(Data(x=scale * x, edge_index=edge_index))
+        assert pruned.edge_index.equal(expected.edge_index)
     half = Data(x=(100 * x).half(), edge_index=edge_index)
     single = Data(x=half.x.float(), edge_index=edge_index)
     pruned, other = (PruneEdges(0.75, 'cosine')(data) for data in (half, single))
