@@ -190,22 +190,23 @@ def test_nodes_and_anchors_without_affinity_stay_finite():
 
 @pytest.mark.parametrize('cls', [NodeGraph, AnchorGraph])
 def test_dropout_comes_once_after_normalising(cls):
-    """Of the sending nodes, or of the anchors; the graph itself stays as it was."""
+    """Of the sending nodes, or of the anchors; what is regularised stays as it was."""
     case = make_case('dense-eps/inner', 'single', cls is AnchorGraph)
     message = uniform(9, 2, seed=1)
-    graph = cls(case.make(*case.leaves), with_ones(message))
-    whole = graph.to_dense()
+    affinity = case.make(*case.leaves)
+    whole = cls(affinity, with_ones(message), norm=True)
     torch.manual_seed(0)
-    dropped = graph.dropout(0.5, message)
+    dropped = cls(affinity, with_ones(message), norm=True, drop=0.5)
     mask = dropped.mask
     assert set(mask.unique().tolist()) == {0.0, 2.0}
     if cls is NodeGraph:
-        expected = whole * mask.squeeze(1)
+        expected = whole.to_dense() * mask.squeeze(1)
     else:
         r = case.dense(*case.leaves)
         scaled = inverse(r.sum(0)).unsqueeze(1) * r.t()
         expected = inverse(r.sum(1)).unsqueeze(1) * (r @ (mask * scaled))
     torch.testing.assert_close(dropped.to_dense(), expected)
     torch.testing.assert_close(dropped.product, expected @ message)
-    torch.testing.assert_close(graph.to_dense(), whole)
-    assert graph.dropout(0.5, None).product is None
+    torch.testing.assert_close(dropped.degree, whole.degree)
+    torch.testing.assert_close(dropped.sq_norm, whole.sq_norm)
+    assert cls(affinity, drop=0.5).product is None

@@ -2,7 +2,6 @@ r"""The graph of nodes recovered from a node-anchor affinity."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,8 +50,11 @@ class AnchorGraph(GraphOperator):
         previous (AnchorGraph, optional): The graph before, whose distance is asked for.
         norm (bool): Whether the squared norm is asked for.
         later (Tuple[int]): The numbers of columns of products that will follow.
+        drop (float): The probability to drop an anchor from products (not from what is
+            regularised), after normalising.
 
     Attributes:
+        mask: Which anchors are dropped, or nothing.
         affinity: :math:`\mathbf{R}`, as products take it.
         matrix: :math:`\mathbf{R}` with its entries, where it has none and the
             regulariser needs them, or nothing.
@@ -82,6 +84,7 @@ class AnchorGraph(GraphOperator):
         previous: AnchorGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
+        drop: float = 0.0,
     ) -> None:
         self.rows = self.cols = affinity.rows
         self.dtype = affinity.dtype
@@ -95,7 +98,9 @@ class AnchorGraph(GraphOperator):
             later=(message.size(1) - 1, *later, *later),
             whole=affinity.rows.num_graphs == 1 and (norm or features is not None),
         )
-        self.mask: Tensor | None = None
+        self.mask = None
+        if drop > 0:
+            self.mask = self.rows.same(dropout(ones, drop))
         self.affinity = found.graph
         width = message.size(1) - 1
         sent, degree = self.rows.total(found.t_product).split((width, 1), dim=1)  # type: ignore
@@ -109,7 +114,7 @@ class AnchorGraph(GraphOperator):
             scaled = affinity.value * node_scale[affinity.pattern.row, 0]
             self._transitions = affinity.with_value(scaled)
         if width > 0:
-            self.product = self.to_nodes(self.anchor_scale * sent)
+            self.product = self.to_nodes(self._kept(self.anchor_scale * sent))
         self.sq_dist = found.sq_dist
         self.own_norm = None
         if previous is not None:
@@ -149,12 +154,8 @@ class AnchorGraph(GraphOperator):
             return self._transitions.matmul(x)
         return self.node_scale * self.affinity.matmul(x)
 
-    def dropout(self, p: float, message: Tensor | None) -> AnchorGraph:
-        """The same graph with some of the anchors dropped, after normalising."""
-        dropped = copy.copy(self)
-        mask = dropout(torch.ones_like(self.anchor_scale), p)
-        dropped.mask = self.rows.same(mask)
-        return dropped.multiplied(message)
+    def _kept(self, x: Tensor) -> Tensor:
+        return x if self.mask is None else self.mask * x
 
     def matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`
@@ -163,8 +164,7 @@ class AnchorGraph(GraphOperator):
         return self.weighted_matmul(x, 1.0)
 
     def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
-        x = self.to_anchors(x)
-        x = x if self.mask is None else self.mask * x
+        x = self._kept(self.to_anchors(x))
         return self.to_nodes(x if weight == 1.0 else weight * x)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ops.batch import Nodes
 from ..ops.features import Features
-from ..ops.numeric import safe_reciprocal
+from ..ops.numeric import dropout, safe_reciprocal
 from .base import MAX_EDGES, Affinity, GraphOperator
 
 __all__ = ['BlockGraph', 'Mixture', 'NodeGraph']
@@ -35,9 +35,12 @@ class NodeGraph(GraphOperator):
         previous (NodeGraph, optional): The graph before, whose distance is asked for.
         norm (bool): Whether the squared norm is asked for.
         later (Tuple[int]): The numbers of columns of products that will follow.
+        drop (float): The probability to drop a sending node from products (not from
+            what is regularised), after normalising.
 
     Attributes:
         affinity: The learned matrix, not normalised.
+        mask: Which sending nodes are dropped, or nothing.
         product: :math:`\mathrm{f}(\mathbf{A}) \mathbf{F}` with the message, or nothing.
         degree: The degrees :math:`\mathbf{A} \mathbf{1}`.
         energy: :math:`\frac{1}{2} \sum_{i,j} A_{ij} \|\mathbf{x}_i - \mathbf{x}_j\|^2`
@@ -61,9 +64,15 @@ class NodeGraph(GraphOperator):
         previous: NodeGraph | None = None,
         norm: bool = False,
         later: tuple[int, ...] = (),
+        drop: float = 0.0,
     ) -> None:
         self.rows, self.cols, self.dtype = affinity.rows, affinity.cols, affinity.dtype
         message = self.ones() if message is None else message
+        self.mask = None
+        if drop > 0:
+            self.mask = dropout(self.ones(), drop)
+            sent, ones = message[:, :-1], message[:, -1:]
+            message = torch.cat([self.mask * sent, ones], dim=1)
         found = affinity.measure(
             message,
             None if affinity.symmetric or features is None else message[:, -1:],
@@ -98,6 +107,7 @@ class NodeGraph(GraphOperator):
 
     def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
         scale = self.scale if weight == 1.0 else weight * self.scale
+        x = x if self.mask is None else self.mask * x
         return scale * self.affinity.matmul(x)
 
 

@@ -378,14 +378,16 @@ class IDGL(Module):
     ) -> Trace:
         """Algorithm 1. Without a full trace, only what the last outputs need."""
         lam, eta = self.initial_weight, self.update_weight
+        drop = self.graph_dropout if self.training else 0.0
         x, features = part.dropout(self.feature_dropout if self.training else 0.0)
         nodes = x.nodes
         projected, message = self.backbone.project(x)  # X W: the same for all graphs
         initial = part.initial.multiplied(message)
         asked = self._asked(features, message, anchors, max_iters, full)
 
-        graph = self._learn(self.feature_learner, features, asked)  # Eq. 1
-        mixed = self._mix_first(initial, graph, message)  # Eq. 3
+        graph = self._learn(self.feature_learner, features, asked, drop=drop)  # Eq. 1
+        kept = initial.dropout(drop, message) if drop > 0 else initial
+        mixed = Mixture((lam, kept), (1.0 - lam, graph))  # Eq. 3
         # Eq. 3 is η λ L + (1 − η) Ã(1) + η (1 − λ) f(A(t)), where only f(A(t)) changes.
         constant = Mixture((eta * lam, initial), (1.0 - eta, mixed))
         z, last = self.backbone.embed(projected, mixed, nodes, self.dropout)  # Eq. 4
@@ -472,17 +474,13 @@ class IDGL(Module):
         smooth = full and self.smoothness > 0
         if smooth and anchors is not None:
             x = x.rows(anchors.index, anchors.nodes)
-        # The first graph is part of every mixture, and multiplied once more if dropped.
-        first = self.backbone.later_channels(1 + max_iters)
-        if message is not None and self.training and self.graph_dropout > 0:
-            first = (message.size(1), *first)
         return _Asked(
             nodes,
             anchors,
             both,
             x if smooth else None,
             full and self.sparsity > 0,
-            first,
+            self.backbone.later_channels(1 + max_iters),
             self.backbone.later_channels(),
             x.block_size,
             (*weights, self.scale_regularizer) if full else None,
@@ -495,19 +493,15 @@ class IDGL(Module):
         asked: _Asked,
         previous: Any = None,
         backend: str | None = None,
+        drop: float = 0.0,
     ) -> Any:
         """A graph of the given vectors, and what is asked of it."""
         nodes, anchors, message, features, norm, later_first, later, size, _ = asked
         nonnegative = self.backbone.nonnegative  # Raw features know it themselves.
         affinity = learner(vectors, nodes, anchors, nonnegative, backend, size)
         later = later_first if learner is self.feature_learner else later
-        return self._graph_type(affinity, message, features, previous, norm, later)
-
-    def _mix_first(self, initial: Any, graph: Any, message: Tensor | None) -> Mixture:
-        lam, p = self.initial_weight, self.graph_dropout
-        if self.training and p > 0:
-            initial, graph = initial.dropout(p, message), graph.dropout(p, message)
-        return Mixture((lam, initial), (1.0 - lam, graph))
+        asking = (message, features, previous, norm, later, drop)
+        return self._graph_type(affinity, *asking)
 
     def _embedding_backend(self, z: Tensor, asked: _Asked) -> str:
         learner = self.embedding_learner
