@@ -54,7 +54,6 @@ class AnchorGraph(GraphOperator):
             regularised), after normalising.
 
     Attributes:
-        mask: Which anchors are dropped, or nothing.
         affinity: :math:`\mathbf{R}`, as products take it.
         matrix: :math:`\mathbf{R}` with its entries, where it has none and the
             regulariser needs them, or nothing.
@@ -98,14 +97,14 @@ class AnchorGraph(GraphOperator):
             later=(message.size(1) - 1, *later, *later),
             whole=affinity.rows.num_graphs == 1 and (norm or features is not None),
         )
-        self.mask = None
-        if drop > 0:
-            self.mask = self.rows.same(dropout(ones, drop))
         self.affinity = found.graph
         width = message.size(1) - 1
         sent, degree = self.rows.total(found.t_product).split((width, 1), dim=1)  # type: ignore
         self.degree = degree.squeeze(1)
         self.anchor_scale = safe_reciprocal(degree)
+        if drop > 0:
+            mask = self.rows.same(dropout(ones, drop))
+            self.anchor_scale = mask * self.anchor_scale
         node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
         self.node_scale = node_scale
         self._transitions = None
@@ -114,7 +113,7 @@ class AnchorGraph(GraphOperator):
             scaled = affinity.value * node_scale[affinity.pattern.row, 0]
             self._transitions = affinity.with_value(scaled)
         if width > 0:
-            self.product = self.to_nodes(self._kept(self.anchor_scale * sent))
+            self.product = self.to_nodes(self.anchor_scale * sent)
         self.sq_dist = found.sq_dist
         self.own_norm = None
         if previous is not None:
@@ -154,9 +153,6 @@ class AnchorGraph(GraphOperator):
             return self._transitions.matmul(x)
         return self.node_scale * self.affinity.matmul(x)
 
-    def _kept(self, x: Tensor) -> Tensor:
-        return x if self.mask is None else self.mask * x
-
     def matmul(self, x: Tensor) -> Tensor:
         r""":math:`\mathrm{MP}_{12}(\mathbf{F}, \mathbf{R}) = \mathbf{A} \mathbf{F}`
         (Eq. 7).
@@ -164,7 +160,7 @@ class AnchorGraph(GraphOperator):
         return self.weighted_matmul(x, 1.0)
 
     def weighted_matmul(self, x: Tensor, weight: float) -> Tensor:
-        x = self._kept(self.to_anchors(x))
+        x = self.to_anchors(x)
         return self.to_nodes(x if weight == 1.0 else weight * x)
 
 
