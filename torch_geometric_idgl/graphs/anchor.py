@@ -102,7 +102,7 @@ class AnchorGraph(GraphOperator):
         sent, degree = self.rows.total(found.t_product).split((width, 1), dim=1)  # type: ignore
         self.degree = degree.squeeze(1)
         self.anchor_scale = safe_reciprocal(degree)
-        if drop > 0:
+        if drop > 0:  # what is regularised takes no scale of anchors
             mask = self.rows.same(dropout(ones, drop))
             self.anchor_scale = mask * self.anchor_scale
         node_scale = safe_reciprocal(found.product)  # type: ignore[arg-type]
