@@ -41,8 +41,8 @@ class NodeGraph(GraphOperator):
     Attributes:
         affinity: The learned matrix, not normalised.
         mask: Which sending nodes are dropped, or nothing.
-        product: :math:`\mathrm{f}(\mathbf{A}) \mathbf{F}` with the message (with what is
-            left of it, if nodes are dropped), or nothing.
+        product: :math:`\mathrm{f}(\mathbf{A}) \mathbf{F}` with the message (with what
+            is left of it, if nodes are dropped), or nothing.
         degree: The degrees :math:`\mathbf{A} \mathbf{1}`.
         energy: :math:`\frac{1}{2} \sum_{i,j} A_{ij} \|\mathbf{x}_i - \mathbf{x}_j\|^2`
             of each graph (Eq. 10), or nothing.
