@@ -1,31 +1,26 @@
-"""What the benchmark scripts share: settings, results on disk, versions, tables."""
+"""What the benchmark scripts share: settings, files, versions, tables."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from filelock import FileLock
 
 import torch_geometric_idgl
 from torch_geometric_idgl.training.checkpoint import replacing
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / 'configs'
@@ -37,12 +32,8 @@ ALLOCATOR += ('MALLOC_TOP_PAD_',)
 # Tells it to keep freed memory. By default it gives tensors of more than 32 MB back at
 # once, and the next ones are paged in again: a jump between two sizes.
 KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
-CODE = ('torch_geometric_idgl', 'benchmarks/*.py', 'benchmarks/baselines')
 
 # The columns of the paper's first table.
-GRAPHS = ('cora', 'citeseer', 'pubmed', 'ogbn-arxiv')
-TABLES = ('wine', 'cancer', 'digits')
-DATASETS = GRAPHS + TABLES
 TITLES = {
     'cora': 'Cora',
     'citeseer': 'Citeseer',
@@ -52,43 +43,33 @@ TITLES = {
     'cancer': 'Cancer',
     'digits': 'Digits',
 }
-
-
-@contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Keeps others that use this from the folder of a file while it is read, changed
-    and written (where the system has such locks).
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _git(*arguments: str) -> str:
-    """What git says about the repository of these scripts; nothing without one."""
-    try:
-        command = ['git', '-C', str(HERE.parent), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ''
-    return done.stdout.strip()
+DATASETS = tuple(TITLES)
+GRAPHS, TABLES = DATASETS[:4], DATASETS[4:]
+PLANETOID = DATASETS[:3]
 
 
 def commit() -> str:
     """The commit of models, scripts and baselines, and whether they were changed."""
-    name = _git('rev-parse', '--short=10', 'HEAD')
-    changed = _git('status', '--porcelain', '--', *CODE)
+    git = ['git', '-C', str(HERE)]
+    code = ['../torch_geometric_idgl', '*.py', 'baselines']
+    quiet: dict[str, Any] = {'text': True, 'stderr': subprocess.DEVNULL}
+    try:
+        head = [*git, 'rev-parse', '--short=10', 'HEAD']
+        name = subprocess.check_output(head, **quiet).strip()
+        status = [*git, 'status', '--porcelain', '--', *code]
+        changed = subprocess.check_output(status, **quiet).strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return ''
     return f'{name}-dirty' if changed else name
 
 
 COMMIT = commit()  # that of the code that is loaded now, whatever comes later
+
+
+def locked(file: Path) -> FileLock:
+    """Keeps others that use this from a file while it is read, changed and written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f'{file}.lock')
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
@@ -105,8 +86,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding='utf-8'))
     except ValueError as error:  # of JSON, or of the encoding
         raise ValueError(
-            f"Expected '{path}' to be a JSON file of results (got: {error}). Restore "
-            f'it, or move it away to run anew'
+            f"Expected '{path}' to be a JSON file of results (got: {error})"
         ) from error
 
 
@@ -166,16 +146,8 @@ def mean_std(values: list[float]) -> tuple[float, float]:
 
 def exponent(points: list[dict], key: str) -> float:
     """The slope of a least-squares line in log-log coordinates."""
-    xs = [math.log(point['n']) for point in points]
-    ys = [math.log(max(point[key], 1e-9)) for point in points]
-    mx, my = statistics.fmean(xs), statistics.fmean(ys)
-    top = sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True))
-    return top / sum((x - mx) ** 2 for x in xs)
-
-
-def percent(values: list[float]) -> str:
-    """Formats scores as :obj:`mean ± std` in percent; a single one has no deviation."""
-    return mean_and_deviation([100.0 * value for value in values])
+    sizes, values = ([point[k] for point in points] for k in ('n', key))
+    return float(np.polyfit(np.log(sizes), np.log(np.maximum(values, 1e-9)), 1)[0])
 
 
 def mean_and_deviation(values: list[float], sign: str = '-') -> str:
@@ -185,6 +157,11 @@ def mean_and_deviation(values: list[float], sign: str = '-') -> str:
     mean, std = mean_std(values)
     text = f'{round(mean, 1) + 0.0:{sign}.1f}'
     return f'{text} ± {std:.1f}' if len(values) > 1 else text
+
+
+def percent(values: list[float]) -> str:
+    """The same of scores, in percent."""
+    return mean_and_deviation([100.0 * value for value in values])
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -258,14 +258,10 @@ def run_pair(
     about = {'dataset': dataset, 'system': str(system), 'settings': settings}
     about['documents'] = limit or 'all'
 
-    def command(seeds: str) -> str:
-        return (
-            f'python benchmarks/documents.py --dataset {dataset} --model {system} '
-            + seeds
-            + f' --max-epochs {max_epochs}' * (max_epochs is not None)
-            + f' --limit {limit}' * (limit is not None)
-            + f' --max-tokens {settings["max_tokens"]} --vectors {settings["vectors"]}'
-        )
+    command = f'python benchmarks/documents.py --dataset {dataset} --model {system}'
+    command += f' --max-epochs {max_epochs}' * (max_epochs is not None)
+    command += f' --limit {limit}' * (limit is not None)
+    command += f' --max-tokens {settings["max_tokens"]} --vectors {settings["vectors"]}'
 
     def run_seed(seed: int) -> dict[str, Any]:
         kept = [settings, limit]
@@ -278,7 +274,7 @@ def run_pair(
             limit=limit,
         )
         record['stopped_early'] = record['epochs'] < end
-        return add_run(file, about, seed, record, command, device)
+        return add_run(file, about, command, seed, record, device)
 
     stored = read_runs(file, about)['runs']
     seeds = range(first, first + runs)

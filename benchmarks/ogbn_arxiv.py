@@ -295,10 +295,8 @@ def run_seeds(
     end = min(max_epochs or settings['max_epochs'], settings['max_epochs'])
     data = None
 
-    def command(options: str) -> str:
-        text = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
-        cut = f' --max-epochs {max_epochs}' if max_epochs is not None else ''
-        return f'{text} {options}{cut}'
+    command = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
+    command += f' --max-epochs {max_epochs}' * (max_epochs is not None)
 
     for seed in seeds:
         runs = {run['seed']: run for run in read_runs(file, about)['runs']}
@@ -315,7 +313,7 @@ def run_seeds(
             )
             record['cut_short'] = end == record['epochs'] < settings['max_epochs']
             record |= {'hardware': hardware(device), 'ogb': ogb.__version__}
-            runs[seed] = add_run(file, about, seed, record, command, device)
+            runs[seed] = add_run(file, about, command, seed, record, device)
         print('\n'.join(run_lines(runs[seed])))
     content = read_runs(file, about)
     return {**content, 'runs': [runs[seed] for seed in seeds]}

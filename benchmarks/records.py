@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +45,16 @@ def fitted(record: FitRecord, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def read_runs(file: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """The content of a results file, or that of a new one.
-
-    Args:
-        file (Path): The file.
-        about (dict): What all its runs have in common: data, system, settings, and
-            perhaps the number of documents. Other settings or documents raise an error.
+    """The content of a results file, or that of a new one: what all its runs have in
+    common (data, system, settings), and the runs. Other settings raise an error.
     """
     content = read_json(file) or {**about, 'runs': []}
     there, now = (
         {**given['settings'], 'documents': given.get('documents')}
         for given in (content, about)
     )
-    changed = {
-        key: (there.get(key), now.get(key))
-        for key in {**there, **now}
-        if there.get(key) != now.get(key)
-    }
-    if changed:
+    keys = {key for key in {**there, **now} if there.get(key) != now.get(key)}
+    if changed := {key: (there.get(key), now.get(key)) for key in keys}:
         raise ValueError(
             f'Expected the settings that {file.name} was made with (got other values '
             f'of {changed}, there and now); move the file away to run anew, or name '
@@ -74,24 +66,14 @@ def read_runs(file: Path, about: dict[str, Any]) -> dict[str, Any]:
 def add_run(
     file: Path,
     about: dict[str, Any],
+    command: str,
     seed: int,
     record: dict[str, Any],
-    command: Callable[[str], str],
     device: torch.device | str,
 ) -> dict[str, Any]:
-    """Adds a run to its results file, unless the seed is there by now.
-
-    Args:
-        file (Path): The file.
-        about (dict): See :meth:`read_runs`.
-        seed (int): The seed of the run.
-        record (dict): What the run has found.
-        command (callable): The command that gives all runs of the file, from its
-            options for their seeds.
-        device (torch.device): What it ran on.
-
-    Returns:
-        dict: The run with its seed, memory, machine and versions.
+    """Adds a run to its results file, unless the seed is there by now. Returns it with
+    its seed, memory, machine and versions. The command is that of the file, but for the
+    seeds.
     """
     record = {
         'seed': seed,
@@ -104,16 +86,12 @@ def add_run(
         # Another process may have finished another seed, or changed the settings.
         content = read_runs(file, about)
         if seed not in (seeds := [run['seed'] for run in content['runs']]):
-            content['command'] = command(_seed_options([seed, *seeds]))
             content['runs'].append(record)
+            first, last = min([seed, *seeds]), max([seed, *seeds])
+            options = f' --first {first}' * (first > 0)
+            content['command'] = f'{command} --runs {last - first + 1}{options}'
             write_json(file, content)
     return record
-
-
-def _seed_options(seeds: list[int]) -> str:
-    # Of seeds with gaps, it gives those between as well.
-    first = min(seeds)
-    return f'--runs {max(seeds) - first + 1}' + f' --first {first}' * (first > 0)
 
 
 def run_missing(
@@ -128,22 +106,13 @@ def run_missing(
     known = {record['seed']: record for record in stored}
     records = []
     for seed in seeds:
-        records.append(known[seed] if seed in known else run_seed(seed))
-        line = _line(name, records[-1]) + ' (stored, not run)' * (seed in known)
-        print(line, flush=True)
+        record = known[seed] if seed in known else run_seed(seed)
+        scores = f'test {100 * record["test"]:.1f}, dev {100 * record["dev"]:.1f}'
+        spent = f'{record["epochs"]} epochs, {record["seconds"]:.1f} s'
+        text = f'{name} seed {seed}: {scores}, {spent}'
+        print(text + ' (stored, not run)' * (seed in known), flush=True)
+        records.append(record)
     return records
-
-
-def _line(name: str, record: dict[str, Any]) -> str:
-    text = (
-        f'{name} seed {record["seed"]}: test {100 * record["test"]:.1f}, '
-        f'dev {100 * record["dev"]:.1f}, {record["epochs"]} epochs'
-    )
-    if record.get('iterations') is not None:
-        text += f', {record["iterations"]:.1f} refinements'
-    return text + (
-        f', {record["seconds"]:.1f} s, {record["peak_memory_mb"]:.0f} MB at most'
-    )
 
 
 def score_cell(
@@ -153,13 +122,11 @@ def score_cell(
     in brackets.
     """
     beside = '' if figure is None else f' ({figure})'
-    beside = beside.replace('memory', 'out of memory')
     if not scores:
         return beside.strip() or '–'
-    runs = '' if len(scores) == RUNS else f', {count(scores)}'
-    return percent(scores) + runs + remark + beside
+    return percent(scores) + runs_remark(scores) + remark + beside
 
 
-def count(runs: Sized) -> str:
-    """How many runs there are."""
-    return f'{len(runs)} run{"s" if len(runs) != 1 else ""}'
+def runs_remark(runs: list) -> str:
+    """How many runs there are, if not five."""
+    return '' if len(runs) == RUNS else f', {len(runs)} run{"s" * (len(runs) != 1)}'

@@ -29,6 +29,7 @@ from common import (
     CONFIGS,
     DATASETS,
     HERE,
+    PLANETOID,
     RESULTS,
     TABLES,
     TITLES,
@@ -37,92 +38,84 @@ from common import (
     read_yaml,
     table,
 )
-from node_classification import ABLATED, ABLATION_DATASETS, VARIANTS, results_file
+from node_classification import results_file
 from options import explain_errors
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from records import RUNS, count, score_cell
-from search import FINISHED
-from systems import PLANETOID, SMOOTHED, SUPPORTED, System, load_settings
+from records import runs_remark, score_cell
+from search import tried
+from systems import SMOOTHED, SUPPORTED, System, load_settings
 
 MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
-MAIN_ROWS += VARIANTS
+MAIN_ROWS += ['idgl-iterdrop', 'idgl-anch-iterdrop', 'idgl-authors']
+ABLATED = {'noreg': 'regularisation', 'noil': 'iterating'}
+ABLATION_DATASETS = ('cora', 'citeseer', *TABLES)
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
 TIME_DATASETS = PLANETOID
 Datasets = tuple[str, ...]
+Rows = list[list[str]]
 REPORTED = read_yaml(CONFIGS / 'reported.yaml')
 
 
-def pages() -> list[Path]:
-    """The files that show tables."""
-    root = HERE.parent
-    return [root / 'README.md', HERE / 'README.md', *sorted(root.glob('docs/**/*.md'))]
-
-
-def results(
+def runs_of(
     dataset: str, system: System, folder: Path, paper_splits: bool = True
-) -> dict[str, Any] | None:
-    """The results of a pair, if they are of the settings that the system has now.
-    Where a search has kept the published ones, these are the same runs.
+) -> list[dict[str, Any]]:
+    """The runs of a pair, if they are of the settings that the system has now. Where a
+    search has kept the published ones, these are the same runs.
     """
     drawn = paper_splits and dataset in TABLES
-    if dataset not in SUPPORTED[system.base]:
-        return None
-    if system.settings == 'tuned':
-        tuned = read_yaml(CONFIGS / 'tuned.yaml')
-        if dataset not in tuned.get(system.base, {}):
-            return None
-    settings = load_settings(system, dataset, drawn)
+    try:
+        settings = load_settings(system, dataset, drawn)
+    except ValueError:  # not supported, not tuned
+        return []
     for shown in (system, System(system.base, system.ablation)):
         content = read_json(results_file(dataset, shown, folder, drawn))
         if content and content['settings'] == settings:
-            return content
-    return None
+            return content['runs']
+    return []
+
+
+def head(datasets: Datasets) -> list[str]:
+    return ['', *(TITLES[dataset] for dataset in datasets)]
 
 
 def accuracy_row(
-    name: str, datasets: Datasets, folder: Path, paper_splits: bool, figures: bool
-) -> list[str]:
-    """The name of a system and its cells."""
-    system = System.parse(name)
-    row = [system.title]
-    reported = REPORTED['accuracy'].get(name, {}) if figures else {}
-    for dataset in datasets:
-        content = results(dataset, system, folder, paper_splits)
-        scores = [run['test'] for run in content['runs']] if content else []
-        row.append(score_cell(scores, reported.get(dataset)))
-    return row
-
-
-def accuracy_table(
-    names: list[str],
+    name: str,
     datasets: Datasets,
     folder: Path,
     paper_splits: bool = True,
     figures: bool = True,
-) -> list[list[str]]:
-    """Test accuracies on the paper's splits, or on splits drawn for each seed."""
-    options = (datasets, folder, paper_splits, figures)
-    rows = [accuracy_row(name, *options) for name in names]
-    head = ['', *(TITLES[d] for d in datasets)]
-    return [head, *(row for row in rows if {*row[1:]} != {'–'})]
+) -> list[str]:
+    """The name of a system and its cells, with the paper's figures or without."""
+    system, row = System.parse(name), [System.parse(name).title]
+    reported = REPORTED['accuracy'].get(name, {}) if figures else {}
+    for dataset in datasets:
+        runs = runs_of(dataset, system, folder, paper_splits)
+        row.append(score_cell([run['test'] for run in runs], reported.get(dataset)))
+    return row
 
 
-def main_table(folder: Path) -> list[list[str]]:
-    """All systems, and what others report."""
-    rows = accuracy_table(MAIN_ROWS, DATASETS, folder)
-    return rows + [reported_row(name, DATASETS) for name in REPORTED['others']]
+def accuracy_table(
+    names: list[str], datasets: Datasets, folder: Path, *options: bool
+) -> Rows:
+    """Test accuracies, of systems that have some."""
+    rows = [accuracy_row(name, datasets, folder, *options) for name in names]
+    return [head(datasets), *(row for row in rows if {*row[1:]} != {'–'})]
 
 
-def reported_row(title: str, datasets: Datasets) -> list[str]:
+def reported_row(title: str, figures: dict[str, Any], datasets: Datasets) -> list[str]:
     """Figures of others, which have no runs here."""
-    figures = {**REPORTED['accuracy'], **REPORTED['others']}[title]
-    cells = (str(figures.get(dataset, '–')) for dataset in datasets)
-    title = title if title in REPORTED['others'] else f'{System(title).title}, paper'
-    return [title, *(cell.replace('memory', 'out of memory') for cell in cells)]
+    return [title, *(str(figures.get(dataset, '–')) for dataset in datasets)]
 
 
-def readme_table(folder: Path) -> list[list[str]]:
+def main_table(folder: Path) -> Rows:
+    """All systems, and what others report."""
+    others = REPORTED['others'].items()
+    rows = accuracy_table(MAIN_ROWS, DATASETS, folder)
+    return rows + [reported_row(*other, DATASETS) for other in others]
+
+
+def readme_table(folder: Path) -> Rows:
     """The few rows of the README. Where no graph is given, GCN has that of the nearest
     neighbours.
     """
@@ -131,93 +124,79 @@ def readme_table(folder: Path) -> list[list[str]]:
     rows = [accuracy_row(name, datasets, folder, True, False) for name in names]
     rows[0][4:] = accuracy_row('gcn-knn-tuned', TABLES, folder, True, False)[1:]
     rows.insert(3, smoothed_rows('idgl', datasets, folder)[1])
-    rows = [['', *(TITLES[d] for d in datasets)], *rows]
-    return rows + [reported_row(name, datasets) for name in ('idgl', 'idgl-anch')]
+    for name in ('idgl', 'idgl-anch'):
+        title = f'{System(name).title}, paper'
+        rows.append(reported_row(title, REPORTED['accuracy'][name], datasets))
+    return [head(datasets), *rows]
 
 
-def smoothed_rows(name: str, datasets: Datasets, folder: Path) -> list[list[str]]:
+def smoothed_rows(name: str, datasets: Datasets, folder: Path) -> Rows:
     """A system before and after smoothing, by the same runs."""
     system = System.parse(name)
     plain, smooth = [system.title], [f'{system.title} + smoothing']
     for dataset in datasets:
-        content = results(dataset, system, folder) or {'runs': []}
-        runs = [run for run in content['runs'] if 'smoothed' in run]
+        runs = [r for r in runs_of(dataset, system, folder) if 'smoothed' in r]
         plain.append(score_cell([run['test'] for run in runs]))
         smooth.append(score_cell([run['smoothed']['test'] for run in runs]))
     return [plain, smooth]
 
 
-def smoothed_table(folder: Path) -> list[list[str]]:
+def smoothed_table(folder: Path) -> Rows:
     """Systems before and after smoothing, those that have been smoothed."""
     datasets = (*PLANETOID, *TABLES)
-    rows = [['', *(TITLES[d] for d in datasets)]]
-    for name in (name for name in MAIN_ROWS if System.parse(name).base in SMOOTHED):
-        own = smoothed_rows(name, datasets, folder)
-        if {*own[0][1:]} != {'–'}:
-            rows += own
-    return rows
+    names = [name for name in MAIN_ROWS if System.parse(name).base in SMOOTHED]
+    pairs = [smoothed_rows(name, datasets, folder) for name in names]
+    shown = [pair for pair in pairs if {*pair[0][1:]} != {'–'}]
+    return [head(datasets), *(row for pair in shown for row in pair)]
 
 
-def gains_table(folder: Path) -> list[list[str]]:
+def gains_table(folder: Path) -> Rows:
     """What a part of IDGL is worth: the test accuracy with it minus that without, of
     the same seeds, in points.
     """
-    rows = [['', *(TITLES[d] for d in ABLATION_DATASETS)]]
+    rows = [head(ABLATION_DATASETS)]
     for base in ('idgl', 'idgl-anch'):
-        for ablation, part in {'noil': 'iterating', 'noreg': 'regularisation'}.items():
-            cells = []
+        for ablation, part in reversed(ABLATED.items()):
+            row = [f'{System(base).title}: {part}']
             for dataset in ABLATION_DATASETS:
                 whole, rest = (
-                    {
-                        run['seed']: run['test']
-                        for run in (found or {'runs': []})['runs']
-                    }
-                    for found in (
-                        results(dataset, System(base, name), folder)
-                        for name in (None, ablation)
-                    )
+                    {run['seed']: run['test'] for run in runs_of(dataset, s, folder)}
+                    for s in (System(base), System(base, ablation))
                 )
-                seeds = sorted({*whole} & {*rest})
-                gains = [100.0 * (whole[seed] - rest[seed]) for seed in seeds]
+                gains = [100 * (whole[s] - rest[s]) for s in sorted({*whole} & {*rest})]
                 text = mean_and_deviation(gains, sign='+') if gains else '–'
-                short = gains and len(gains) != RUNS
-                cells.append(f'{text}, {count(gains)}' if short else text)
-            rows.append([f'{System(base).title}: {part}', *cells])
+                row.append(text + runs_remark(gains) * bool(gains))
+            rows.append(row)
     return rows
 
 
-def searches_table(folder: Path) -> list[list[str]]:
+def searches_table(folder: Path) -> Rows:
     """How many settings have been tried on the dev set; with a star by Optuna."""
-    rows = [['', *(TITLES[d] for d in DATASETS)]]
-    for base in read_yaml(CONFIGS / 'search.yaml'):
-        cells = []
-        for dataset in DATASETS:
-            name = f'{dataset}_{base}'
-            old = folder / 'search' / f'{name}.jsonl'
-            new = folder / 'search' / 'optuna' / f'{name}.log'
-            text = '–'
-            if new.exists():
-                storage = JournalStorage(JournalFileBackend(str(new)))
-                study = optuna.load_study(study_name=name, storage=storage)
-                text = f'{len(study.get_trials(states=FINISHED))}*'
-            elif old.exists():
-                lines = old.read_text(encoding='utf-8').splitlines()
-                text = str(len({str(json.loads(line)['params']) for line in lines}))
-            cells.append(text)
-        rows.append([System(base).title, *cells])
-    return rows
+
+    def count(name: str) -> str:
+        old = folder / 'search' / f'{name}.jsonl'
+        new = folder / 'search' / 'optuna' / f'{name}.log'
+        if new.exists():
+            storage = JournalStorage(JournalFileBackend(str(new)))
+            return f'{len(tried(optuna.load_study(study_name=name, storage=storage)))}*'
+        lines = old.read_text(encoding='utf-8').splitlines() if old.exists() else []
+        return str(len({str(json.loads(line)['params']) for line in lines}) or '–')
+
+    systems = read_yaml(CONFIGS / 'search.yaml')
+    rows = [[System(s).title, *(count(f'{d}_{s}') for d in DATASETS)] for s in systems]
+    return [head(DATASETS), *rows]
 
 
-def time_table(folder: Path) -> list[list[str]]:
+def time_table(folder: Path) -> Rows:
     """Seconds until training stops, how often those of GCN, and the paper's."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for run in timed_runs(folder):
         key = (run['system'], run['dataset'])
         seconds.setdefault(key, []).append(run['seconds'])
     runs = min(map(len, seconds.values()), default=0)
-    rows = [[f'{runs} run{"s" * (runs != 1)} each', *(TITLES[d] for d in PLANETOID)]]
+    rows = [[f'{runs} run{"s" * (runs != 1)} each', *head(TIME_DATASETS)[1:]]]
     for name in TIME_ROWS:
-        cells = []
+        row = [System.parse(name).title]
         for dataset in TIME_DATASETS:
             values = seconds.get((name, dataset), [])[:runs]
             gcn = seconds.get(('gcn', dataset), [])[:runs]
@@ -225,8 +204,8 @@ def time_table(folder: Path) -> list[list[str]]:
             if values and gcn and name != 'gcn':
                 text += f', {sum(values) / sum(gcn):.1f}×'
             figure = REPORTED['seconds'].get(name, {}).get(dataset)
-            cells.append(f'{text} ({figure})' if figure else text)
-        rows.append([System.parse(name).title, *cells])
+            row.append(f'{text} ({figure})' if figure else text)
+        rows.append(row)
     return rows
 
 
@@ -240,7 +219,7 @@ def timed_runs(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def speed_table(folder: Path) -> list[list[str]]:
+def speed_table(folder: Path) -> Rows:
     """An epoch against GCN and the literal algorithm (documents: padded ones)."""
     content = read_json(folder / 'speed.json') or {}
     head = ['data', 'model', 'epoch', 'faster than the literal algorithm']
@@ -253,18 +232,17 @@ def speed_table(folder: Path) -> list[list[str]]:
         rows.append([data, model, *texts])
 
     for row in content.get('epochs', []):
-        name = TITLES[row['data']] + ' (made up)' * row.get('synthetic', False)
+        name, memory = TITLES[row['data']], row['peak_mb']
         if row['system'] == 'idgl-tiled':
-            name += ', all pairs over 0.1'
-            add(name, 'IDGL', row['seconds'][0], memory=row['peak_mb'])
+            add(f'{name}, all pairs over 0.1', 'IDGL', row['seconds'][0], memory=memory)
             continue
-        speedup, other = row.get('speedup'), row.get('reference_peak_mb')
-        times = (row['seconds']['idgl'], speedup, row['gcn_epochs'])
-        add(name, System(row['system']).title, *times, row['peak_mb'], other)
+        times = (row['seconds']['idgl'], row.get('speedup'), row['gcn_epochs'])
+        other = row.get('reference_peak_mb')
+        add(name, System(row['system']).title, *times, memory, other)
     if row := content.get('arxiv'):
         seconds = sorted(row['idgl_anch']['seconds'])[len(row['gcn']['seconds']) // 2]
-        name, memory = 'size of ogbn-arxiv', row['idgl_anch']['peak_mb']
-        add(name, 'IDGL-Anch', seconds, gcn=row['ratio'], memory=memory)
+        own = {'gcn': row['ratio'], 'memory': row['idgl_anch']['peak_mb']}
+        add('size of ogbn-arxiv', 'IDGL-Anch', seconds, **own)
     if row := content.get('documents'):
         times = (row['seconds']['idgl'], row['speedup'], None)
         name = f'{len(row["sizes"])} documents'
@@ -272,7 +250,7 @@ def speed_table(folder: Path) -> list[list[str]]:
     return rows
 
 
-def scaling_table(folder: Path) -> list[list[str]]:
+def scaling_table(folder: Path) -> Rows:
     """How time and memory of an epoch grow with the number of nodes."""
     content = read_json(folder / 'speed.json') or {}
     rows = [['graph', 'time ~ n^', 'memory ~ n^', 'most nodes', 'epoch', 'memory']]
@@ -287,21 +265,13 @@ def scaling_table(folder: Path) -> list[list[str]]:
 def analyses(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The cells of each analysis that has a table."""
     files = {name: analysis.results_file(name, folder) for name in analysis.ANALYSES}
-    found = {name: read_json(file) for name, file in files.items()}
-    cells = {name: content['cells'] for name, content in found.items() if content}
-    return {name: own for name, own in cells.items() if analysis.make_table(name, own)}
-
-
-def analysis_section(name: str, found: list[dict[str, Any]]) -> str:
-    """Title, plot (linked from the folder of this script) and table of an analysis."""
-    title = analysis.ANALYSES[name].title
-    plot = f'![{title}](results/analysis/{name}.svg)'
-    return f'### {title}\n\n{plot}\n\n{analysis.make_table(name, found)}'
+    found = {name: (read_json(file) or {}).get('cells') for name, file in files.items()}
+    return {n: own for n, own in found.items() if own and analysis.make_table(n, own)}
 
 
 def make_tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables by the name of their markers."""
-    ablations = ['idgl', *ABLATED[:2], 'idgl-anch', *ABLATED[2:]]
+    ablations = [b + a for b in ('idgl', 'idgl-anch') for a in ('', '-noreg', '-noil')]
     tables = {
         'main': main_table(folder),
         'readme': readme_table(folder),
@@ -315,10 +285,12 @@ def make_tables(folder: Path = RESULTS) -> dict[str, str]:
         'scaling': scaling_table(folder),
     }
     made = {name: table(rows[0], rows[1:]) for name, rows in tables.items()}
-    found = analyses(folder)
-    for name in analysis.ANALYSES:
-        own = analysis_section(name, found[name]) if name in found else ''
-        made[f'analysis-{name}'] = own
+    made |= {f'analysis-{name}': '' for name in analysis.ANALYSES}
+    for name, found in analyses(folder).items():
+        title = analysis.ANALYSES[name].title
+        plot = f'![{title}](results/analysis/{name}.svg)'
+        text = analysis.make_table(name, found)
+        made[f'analysis-{name}'] = f'### {title}\n\n{plot}\n\n{text}'
     made['documents'] = documents.make_table(folder)
     return {**made, 'ogbn-arxiv': ogbn_arxiv.make_table(folder)}
 
@@ -336,6 +308,12 @@ def update(text: str, tables: dict[str, str], results: str = 'results') -> str:
     return re.sub(marked, fill, text, flags=re.S)
 
 
+def pages() -> list[Path]:
+    """The files that show tables."""
+    root = HERE.parent
+    return [root / 'README.md', HERE / 'README.md', *sorted(root.glob('docs/**/*.md'))]
+
+
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--results', type=Path, default=RESULTS)
@@ -350,13 +328,13 @@ def main(argv: list[str] | None = None) -> int:
     tables = make_tables(args.results)
     if args.update is None and args.check is None:
         print('\n\n'.join(f'## {name}\n\n{text}' for name, text in tables.items()))
-        return 0
     if args.update is not None:
         for name, found in analyses(args.results).items():
             plot = analysis.results_file(name, args.results).with_suffix('.svg')
             analysis.draw(name, found, plot)
     code = 0
-    for file in args.update or args.check or pages():
+    asked = (args.update, args.check) != (None, None)
+    for file in args.update or args.check or (pages() if asked else []):
         before = file.read_text(encoding='utf-8')
         folder = Path(os.path.relpath(args.results, file.resolve().parent))
         after = update(before, tables, folder.as_posix())

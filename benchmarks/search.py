@@ -7,19 +7,16 @@ The first trial is the published setting, Optuna's TPE draws the others from
 configs/search.yaml. Test labels are hidden, and Wine, Cancer and Digits are split as
 the paper does. A trial that is above the median after three seeds is pruned. All trials
 are in benchmarks/results/search/optuna/: the same command goes on where it was stopped,
-more trials add to those that are there. No setting is tried twice.
-The best one is written to configs/tuned.yaml, for `--model gcn-knn-tuned`. Run one
-search of a system on a data set at a time.
+more trials add to those that are there. The best one is written to configs/tuned.yaml,
+for `--model gcn-knn-tuned`. Run one search of a system on a data set at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from records import checkpoint_file
-from systems import System, load_settings, run
+from systems import SUPPORTED, System, load_settings, run
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 KEPT = ('dev', 'dev_loss', 'dev_cross_entropy', 'epochs', 'best_epoch', 'seconds')
@@ -62,22 +59,30 @@ def open_study(
     if not study.trials:
         study.set_user_attr('settings', published)
         study.enqueue_trial({}, user_attrs={'published': True})
-    elif study.user_attrs['settings'] != published:
+    if study.user_attrs['settings'] != published:
         raise ValueError(
             f'Expected the published settings that {file.name} was made with (got '
             f"others); move the file away, or name another folder by '--results'"
         )
     # What a killed process has left is tried again, but for the seeds it has finished.
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
-    done = [t.user_attrs.get('again') for t in study.trials]
-    for trial in study.get_trials(states=(TrialState.FAIL,)):
-        if trial.number not in done and 'drawn again' not in trial.user_attrs:
-            attrs = {**trial.user_attrs, 'again': trial.number}
-            params = {**trial.system_attrs.get('fixed_params', {}), **trial.params}
-            study.enqueue_trial(params, user_attrs=attrs)
+    last = study.trials[-1]
+    if last.state == TrialState.RUNNING:
+        study.tell(last.number, state=TrialState.FAIL)
+    if last.state in (TrialState.RUNNING, TrialState.FAIL):
+        params = {**last.system_attrs.get('fixed_params', {}), **last.params}
+        study.enqueue_trial(params, user_attrs=last.user_attrs)
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
     return study
+
+
+def tried(study: optuna.Study) -> list[dict[str, Any]]:
+    """The settings of finished trials, each once."""
+    published = study.user_attrs['settings']
+    found: list[dict[str, Any]] = []
+    for trial in study.get_trials(states=FINISHED):
+        if (settings := {**published, **trial.params}) not in found:
+            found.append(settings)
+    return found
 
 
 def search(
@@ -92,47 +97,31 @@ def search(
     folder: Path = RESULTS,
 ) -> optuna.Study:
     """Runs what is missing of a search, and returns all its trials."""
-    system = System.parse(base)
-    if not system.is_published:
-        raise ValueError(f"Expected a system without suffixes (got '{base}')")
+    system, space = System(base), search_space(base, dataset)
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
-    space = search_space(base, dataset)
     study = open_study(base, dataset, published, folder)
-    rng = random.Random(len(study.trials))
 
     def run_seed(trial: optuna.Trial, settings: dict[str, Any], seed: int) -> float:
+        # Those of a trial that a killed process has left are there.
         if (name := f'seed {seed}') not in trial.user_attrs:
             file = checkpoint_file(root, dataset, system, settings, seed, 'search')
             options = {'device': device, 'progress': progress, 'checkpoint': file}
+            options |= {'settings': settings, 'hide_test': True}
             try:
-                record = run(
-                    *(system, dataset, seed, root),
-                    settings=settings,
-                    hide_test=True,
-                    **options,
-                )
+                record = run(system, dataset, seed, root, **options)
             except FloatingPointError as error:  # a bad trial, not the end of all
                 file.unlink(missing_ok=True)
                 raise optuna.TrialPruned(str(error)) from error
-            kept = {key: record[key] for key in KEPT if key in record}
-            trial.set_user_attr(name, kept)
+            trial.set_user_attr(name, {k: record[k] for k in KEPT if k in record})
         record = trial.user_attrs[name]
         return record.get('dev_cross_entropy', record['dev_loss'])
-
-    def is_known(params: dict[str, Any]) -> bool:
-        known = [{**published, **t.params} for t in study.get_trials(states=FINISHED)]
-        return {**published, **params} in known
 
     def objective(trial: optuna.Trial) -> float:
         params = {}
         if not trial.user_attrs.get('published'):
             params = {k: trial.suggest_categorical(k, v) for k, v in space.items()}
-            if is_known(params):  # TPE would draw it again and again
-                while is_known(params):
-                    params = {key: rng.choice(values) for key, values in space.items()}
-                study.enqueue_trial(params)
-                trial.set_user_attr('drawn again', True)
-                return math.nan  # counts as failed
+        if {**published, **params} in tried(study):
+            raise optuna.TrialPruned  # it costs nothing, and does not count
         trial.set_user_attr('versions', common.versions())
         losses: list[float] = []
         for seed in range(seeds):
@@ -144,9 +133,9 @@ def search(
                 raise optuna.TrialPruned
         return statistics.fmean(losses)
 
-    wanted = min(trials, math.prod(len(values) for values in space.values()))
-    while len(study.get_trials(states=FINISHED)) < wanted:
-        study.optimize(objective, n_trials=1)
+    for _ in range(20 * trials):  # in a small space all settings are soon known
+        if len(tried(study)) < trials:
+            study.optimize(objective, n_trials=1)
     return study
 
 
@@ -162,25 +151,18 @@ def write_winner(base: str, dataset: str, params: dict[str, Any], file: Path) ->
 
 
 def plot(study: optuna.Study, folder: Path) -> None:
-    """Draws the losses of all trials, and which settings matter."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from optuna.visualization import matplotlib as plots
+    """Draws the losses of all trials."""
+    from optuna.visualization.matplotlib import plot_optimization_history
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ('optimization_history', 'slice'):
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            axes = getattr(plots, f'plot_{name}')(study, target_name='dev loss')
-        figure = (axes if name == 'optimization_history' else axes[0]).figure
-        figure.savefig(folder / f'{study.study_name}_{name}.svg', bbox_inches='tight')
+    figure = plot_optimization_history(study, target_name='dev loss').figure
+    figure.savefig(folder / f'{study.study_name}.svg', bbox_inches='tight')
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--dataset', choices=DATASETS, required=True)
-    parser.add_argument('--model', required=True)
+    parser.add_argument('--model', choices=SUPPORTED, required=True)
     parser.add_argument('--trials', type=positive, default=30, help='all in all')
     parser.add_argument('--seeds', type=positive, default=5, help='runs of each trial')
     parser.add_argument('--tuned', type=Path, default=CONFIGS / 'tuned.yaml')

@@ -8,57 +8,47 @@ from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from baselines import HGCN, diffuse, fit_classical, fit_lds, make_gnn
-from common import CONFIGS, DATASETS, GRAPHS, TABLES, read_yaml
+from common import CONFIGS, DATASETS, GRAPHS, PLANETOID, TABLES, read_yaml
 from records import fitted
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn import APPNP
 
+from torch_geometric_idgl import IDGL, IDGLAnch
+from torch_geometric_idgl.datasets import load
+from torch_geometric_idgl.training import accuracy, fit
 from torch_geometric_idgl.training.checkpoint import replacing
+from torch_geometric_idgl.transforms import CosineKNNGraph
 
-PLANETOID = ('cora', 'citeseer', 'pubmed')
+# Titles, and which data a system runs on. LDS holds a probability for each of the n²
+# pairs, and IDGL (without anchors) considers them all.
+_SYSTEMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    'bilstm': ('BiLSTM', ()),  # of documents
+    'gcn': ('GCN', GRAPHS),
+    'gat': ('GAT', PLANETOID),
+    'graphsage': ('GraphSAGE', GRAPHS),
+    'appnp': ('APPNP', PLANETOID),
+    'hgcn': ('H-GCN', PLANETOID),
+    'gcn-gdc': ('GCN+GDC', PLANETOID),
+    'lds': ('LDS', ('cora', 'citeseer', *TABLES)),
+    'logreg': ('Logistic regression', TABLES),
+    'rbf-svm': ('RBF SVM', TABLES),
+    'gcn-knn': ('GCN-kNN', TABLES),
+    'gat-knn': ('GAT-kNN', TABLES),
+    'graphsage-knn': ('GraphSAGE-kNN', TABLES),
+    'idgl': ('IDGL', (*PLANETOID, *TABLES)),
+    'idgl-anch': ('IDGL-Anch', DATASETS),
+}
+TITLES = {name: title for name, (title, _) in _SYSTEMS.items()}
+SUPPORTED = {name: data for name, (_, data) in _SYSTEMS.items() if data}
 
-# Which data a system runs on. LDS holds a probability for each of the n² pairs, and
-# IDGL (without anchors) considers them all.
-SUPPORTED = {
-    'gcn': GRAPHS,
-    'gat': PLANETOID,
-    'graphsage': GRAPHS,
-    'appnp': PLANETOID,
-    'hgcn': PLANETOID,
-    'gcn-gdc': PLANETOID,
-    'lds': ('cora', 'citeseer', *TABLES),
-    'logreg': TABLES,
-    'rbf-svm': TABLES,
-    'gcn-knn': TABLES,
-    'gat-knn': TABLES,
-    'graphsage-knn': TABLES,
-    'idgl': (*PLANETOID, *TABLES),
-    'idgl-anch': DATASETS,
-}
-TITLES = {
-    'bilstm': 'BiLSTM',  # of documents
-    'gcn': 'GCN',
-    'gat': 'GAT',
-    'graphsage': 'GraphSAGE',
-    'appnp': 'APPNP',
-    'hgcn': 'H-GCN',
-    'gcn-gdc': 'GCN+GDC',
-    'lds': 'LDS',
-    'logreg': 'Logistic regression',
-    'rbf-svm': 'RBF SVM',
-    'gcn-knn': 'GCN-kNN',
-    'gat-knn': 'GAT-kNN',
-    'graphsage-knn': 'GraphSAGE-kNN',
-    'idgl': 'IDGL',
-    'idgl-anch': 'IDGL-Anch',
-}
+# What ablations and variants change.
 ABLATIONS: dict[str, dict[str, Any]] = {
     'noreg': {'smoothness': 0.0, 'connectivity': 0.0, 'sparsity': 0.0},
     'noil': {'max_iters': 0, 'first_phase': 0},  # all epochs are of the one kind
@@ -79,13 +69,13 @@ ABLATION_TITLES = {
 
 # What predictions are smoothed with, the least first; no step at all is among it.
 SMOOTHING = [(0.0, 0)]
-SMOOTHING += [
-    (alpha, steps) for alpha in (0.5, 0.8, 0.9) for steps in (1, 2, 5, 10, 20)
-]
+SMOOTHING += [(alpha, k) for alpha in (0.5, 0.8, 0.9) for k in (1, 2, 5, 10, 20)]
 SMOOTHED = ('gcn', 'gat', 'appnp', 'gcn-knn', 'gat-knn', 'idgl', 'idgl-anch')
 
-# Arguments of `fit`; all other settings are the model's, or the data's (below).
+# Arguments of `fit`; all other settings are the model's, or the data's.
 FIT = ('lr', 'weight_decay', 'max_epochs', 'patience', 'first_phase', 'monitor')
+# Of the data; `k` of those that start from a graph made of it.
+OF_DATA = ('splits', 'seeds')
 
 
 @dataclass(frozen=True)
@@ -94,67 +84,36 @@ class System:
 
     base: str
     ablation: str | None = None
-    settings: str = 'paper'
+    tuned: bool = False
 
     def __str__(self) -> str:
-        suffix = '' if self.settings == 'paper' else Path(self.settings).stem
-        return '-'.join(filter(None, (self.base, self.ablation, suffix)))
-
-    @property
-    def is_published(self) -> bool:
-        """Whether nothing is changed or left out."""
-        return self.ablation is None and self.settings == 'paper'
+        parts = (self.base, self.ablation, 'tuned' if self.tuned else None)
+        return '-'.join(filter(None, parts))
 
     @property
     def title(self) -> str:
         """How a table names it."""
-        ablation = ABLATION_TITLES[self.ablation] if self.ablation else ''
-        suffix = '' if self.settings == 'paper' else f'({Path(self.settings).stem})'
-        return ' '.join(filter(None, (TITLES[self.base], ablation, suffix)))
+        ablation = ABLATION_TITLES[self.ablation] if self.ablation else None
+        parts = (TITLES[self.base], ablation, '(tuned)' if self.tuned else None)
+        return ' '.join(filter(None, parts))
 
     @classmethod
-    def parse(cls, name: str, file: str | None = None) -> System:
-        """Looks a name up; :obj:`file` is a YAML file of other settings."""
+    def parse(cls, name: str) -> System:
+        """Looks a name up."""
         if name not in SYSTEMS:
             raise ValueError(
                 f'Expected one of {", ".join(SUPPORTED)}, for IDGL also with '
                 f"-{', -'.join(ABLATIONS)}, for all also with '-tuned' (got '{name}')"
             )
-        system = SYSTEMS[name]
-        if file is None:
-            return system
-        if system.settings == 'tuned':
-            raise ValueError(
-                f"Expected either tuned settings or those of a file (got '{name}' and "
-                f'{file})'
-            )
-        system = replace(system, settings=file)
-        if str(system) in SYSTEMS:
-            raise ValueError(
-                f"Expected a file whose name with the system's is not that of another "
-                f"one (got {file}, which would be '{system}')"
-            )
-        return system
+        return SYSTEMS[name]
 
 
 SYSTEMS = {
     str(system): system
     for base in SUPPORTED
     for ablation in (None, *(ABLATIONS if base.startswith('idgl') else ()))
-    for system in (System(base, ablation), System(base, ablation, 'tuned'))
+    for system in (System(base, ablation), System(base, ablation, True))
 }
-
-
-def check_supported(system: System, dataset: str) -> None:
-    """Raises an error that says what runs on what."""
-    if dataset not in DATASETS:
-        raise ValueError(f'Expected one of {", ".join(DATASETS)} (got {dataset!r})')
-    if dataset not in SUPPORTED[system.base]:
-        others = [name for name, data in SUPPORTED.items() if dataset in data]
-        raise ValueError(
-            f"Expected one of {', '.join(SUPPORTED[system.base])} for '{system.base}' "
-            f"(got '{dataset}', which {', '.join(others)} run on)"
-        )
 
 
 def load_settings(
@@ -168,24 +127,26 @@ def load_settings(
     The variant `authors` has the :obj:`seeds` of the released runs: one number sets the
     split, the initial weights and dropout.
     """
-    check_supported(system, dataset)
+    if dataset not in SUPPORTED[system.base]:
+        raise ValueError(
+            f"Expected one of {', '.join(SUPPORTED[system.base])} for '{system.base}' "
+            f"(got '{dataset}')"
+        )
     paper = read_yaml(CONFIGS / 'paper.yaml')
     own = system.base.startswith('idgl')
     published = (paper if own else read_yaml(CONFIGS / 'baselines.yaml'))[system.base]
     settings = {**published['default'], **(published.get(dataset) or {})}
-    if system.settings != 'paper':
-        tuned = system.settings == 'tuned'
-        path = CONFIGS / 'tuned.yaml' if tuned else Path(system.settings)
-        changed = (read_yaml(path).get(system.base) or {}).get(dataset)
-        if changed is None:
+    if system.tuned:
+        changed = read_yaml(CONFIGS / 'tuned.yaml').get(system.base, {})
+        if dataset not in changed:
             raise ValueError(
-                f"Expected settings of '{system.base}' for '{dataset}' in {path.name} "
+                f"Expected settings of '{system.base}' for '{dataset}' in tuned.yaml "
                 f'(got none; `python benchmarks/search.py --dataset {dataset} --model '
                 f'{system.base}` finds some)'
             )
-        settings.update(changed)
+        settings |= changed[dataset]
     if system.ablation:
-        settings.update(ABLATIONS[system.ablation])
+        settings |= ABLATIONS[system.ablation]
     if paper_splits:
         if dataset not in TABLES:
             raise ValueError(
@@ -202,21 +163,17 @@ def load_data(
     base: str, dataset: str, settings: dict[str, Any], root: str, seed: int
 ) -> Data:
     """Loads the data of a run and makes the graph that the system starts from."""
-    from torch_geometric_idgl.datasets import load
-    from torch_geometric_idgl.transforms import CosineKNNGraph
-
     # IDGL finds sparse features by itself, and scikit-learn's data is dense.
     sparse_x = dataset in PLANETOID and not base.startswith('idgl')
-    authors = settings.get('seeds')
-    splits = authors or settings.get('splits')
+    splits = settings.get('seeds') or settings.get('splits')
     split = splits[seed % len(splits)] if splits else seed
     data = load(dataset, root, seed=split, sparse_x=sparse_x)
     if dataset in TABLES and (base == 'lds' or base.endswith('-knn')):
         data = CosineKNNGraph(k=settings['k'], force_undirected=True)(data)
-    if authors and dataset == 'citeseer':
+    if 'seeds' in settings and dataset == 'citeseer':
         _keep_loops(data, root)
     if base == 'gcn-gdc':
-        data = _diffused(data, dataset, settings, root)
+        data = _diffused(data, dataset, settings['alpha'], settings['k'], root)
     return data
 
 
@@ -232,9 +189,8 @@ def _keep_loops(data: Data, root: str) -> None:
     data.edge_weight = weight
 
 
-def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> Data:
+def _diffused(data: Data, dataset: str, alpha: float, k: int, root: str) -> Data:
     # The exact diffusion takes minutes on Pubmed and is the same for each seed.
-    alpha, k = settings['alpha'], settings['k']
     file = Path(root) / 'GDC' / f'{dataset}_ppr_{alpha:g}_top{k}.pt'
     if file.exists():
         data.edge_index = torch.load(file, weights_only=True)
@@ -247,9 +203,8 @@ def _diffused(data: Data, dataset: str, settings: dict[str, Any], root: str) -> 
 
 def make_model(base: str, settings: dict[str, Any], data: Data) -> torch.nn.Module:
     """Builds the network of a system that `fit` trains."""
-    from torch_geometric_idgl import IDGL, IDGLAnch
-
-    drop = {*FIT, 'alpha', 'k'} if base == 'gcn-gdc' else {*FIT}
+    drop = {*FIT, *OF_DATA}
+    drop |= {'alpha', 'k'} if base == 'gcn-gdc' else set()
     drop |= {'k'} if base.endswith('-knn') else set()
     kwargs = {key: value for key, value in settings.items() if key not in drop}
     num_features, num_classes = data.num_features, int(data.y.max()) + 1
@@ -284,36 +239,22 @@ def run(
     seed: int,
     root: str,
     *,
-    settings: dict[str, Any] | None = None,
+    settings: dict[str, Any],
     device: torch.device | str = 'cpu',
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
     hide_test: bool = False,
 ) -> dict[str, Any]:
-    r"""Trains a system once; returns scores, epochs and seconds.
-
-    Args:
-        system (System): What to train.
-        dataset (str): The data to train it on.
-        seed (int): Of the weights, and of the split of data without a given one
-            unless the settings hold :obj:`splits`.
-        root (str): Where the data is.
-        settings (dict, optional): Hyper-parameters in place of the system's.
-        device (torch.device, optional): (default: :obj:`'cpu'`)
-        progress (bool, optional): Show progress bars. (default: :obj:`True`)
-        checkpoint (str, optional): Where a half-finished run is kept, to go on from.
-        hide_test (bool, optional): Make test labels unreadable, for a search on the
-            dev set. (default: :obj:`False`)
+    r"""Trains a system once; returns scores, epochs and seconds. A half-finished run is
+    kept in the file :obj:`checkpoint`, to go on from. With :obj:`hide_test` test labels
+    are not readable, for a search on the dev set.
     """
-    check_supported(system, dataset)
-    base = system.base
-    settings = load_settings(system, dataset) if settings is None else settings
-    authors = settings.get('seeds')
-    authors = authors[seed % len(authors)] if authors else None
-    seed_everything(seed if authors is None else authors)
+    base, first = system.base, seed
+    if 'seeds' in settings:
+        first = settings['seeds'][seed % len(settings['seeds'])]
+    seed_everything(first)
     data = load_data(base, dataset, settings, root, seed).to(device)
-    no_setting = ('splits', 'seeds')
-    settings = {key: value for key, value in settings.items() if key not in no_setting}
+    settings = {key: value for key, value in settings.items() if key not in OF_DATA}
     if hide_test:
         data.y = data.y.where(data.train_mask | data.val_mask, -1)
     if base in ('logreg', 'rbf-svm'):
@@ -322,7 +263,17 @@ def run(
         kwargs = {key: value for key, value in settings.items() if key != 'k'}
         record = fit_lds(data, progress=progress, checkpoint=checkpoint, **kwargs)
     else:
-        record = _fit(base, data, settings, progress, checkpoint, hide_test, authors)
+        model = make_model(base, settings, data).to(device)
+        if system.ablation == 'authors':
+            draw_as_authors(model, first)
+        options = {key: settings[key] for key in FIT if key in settings}
+        if hide_test:
+            del data.test_mask
+        found = fit(model, data, progress=progress, checkpoint=checkpoint, **options)
+        record = {'train': found.train_score, **fitted(found, model)}
+        record['dev_cross_entropy'] = cross_entropy(model, data)
+        if base in SMOOTHED and not hide_test:
+            record['smoothed'] = smoothed(model, data)
     if hide_test:
         record.pop('test')
     return record
@@ -346,9 +297,6 @@ def smoothed(model: torch.nn.Module, data: Data) -> dict[str, Any]:
     over the normalised graph of a model that learns none. How much is chosen on the dev
     nodes of each run; of equals, the least.
     """
-    from torch_geometric_idgl import IDGL
-    from torch_geometric_idgl.training import accuracy
-
     model.eval()
     if isinstance(model, IDGL):
         smooth = model(data, return_trace=True)[1].smooth
@@ -358,38 +306,10 @@ def smoothed(model: torch.nn.Module, data: Data) -> dict[str, Any]:
         def smooth(alpha, steps):
             return APPNP(steps, 1.0 - alpha)(probs, data.edge_index)
 
-    best: dict[str, Any] = {}
+    tried = []
     for alpha, steps in SMOOTHING:
         out = smooth(alpha, steps)
         masks = {'dev': data.val_mask, 'test': data.test_mask}
         scores = {key: accuracy(out[mask], data.y[mask]) for key, mask in masks.items()}
-        if not best or scores['dev'] > best['dev']:
-            best = {**scores, 'alpha': alpha, 'steps': steps}
-    return best
-
-
-def _fit(
-    base, data, settings, progress, checkpoint, hide_test, authors
-) -> dict[str, Any]:
-    from torch_geometric_idgl.training import fit
-
-    model = make_model(base, settings, data).to(data.x.device)
-    if authors is not None:
-        draw_as_authors(model, authors)
-    if hide_test:
-        del data.test_mask
-    record = fit(
-        model,
-        data,
-        progress=progress,
-        checkpoint=checkpoint,
-        **{key: settings[key] for key in FIT if key in settings},
-    )
-    found = {
-        'train': record.train_score,
-        **fitted(record, model),
-        'dev_cross_entropy': cross_entropy(model, data),
-    }
-    if base in SMOOTHED and not hide_test:
-        found['smoothed'] = smoothed(model, data)
-    return found
+        tried.append({**scores, 'alpha': alpha, 'steps': steps})
+    return max(tried, key=lambda found: found['dev'])  # the first of equals

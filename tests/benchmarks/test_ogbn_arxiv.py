@@ -100,7 +100,7 @@ def test_prints_what_ogb_prints(root, model, capsys):
         f'Parameters: {runs[0]["parameters"]}',
         f'Hardware: {runs[0]["hardware"]}',
         f'Command: python benchmarks/ogbn_arxiv.py --model {model} --features ogb '
-        f'--runs 2 --max-epochs 3',
+        f'--max-epochs 3 --runs 2',
     ]:
         assert f'\n{line}\n' in out
     assert re.search(r'^Validation accuracy: [01]\.\d{4} ± 0\.\d{4}$', out, re.M)
@@ -213,7 +213,7 @@ def test_finished_runs_are_not_run_again(root, monkeypatch, capsys):
     assert 'Epoch:' not in out  # quiet
     content = read_json(results_file('gcn', 'ogb', root / 'results'))
     assert sorted(run['seed'] for run in content['runs']) == [0, 1]
-    assert content['command'].endswith('--runs 2 --max-epochs 2')
+    assert content['command'].endswith('--max-epochs 2 --runs 2')
 
     monkeypatch.setattr(ogbn_arxiv, 'load_data', None)  # not even loaded
     assert ogbn_arxiv.main([*argv, '--runs', '2']) == 0

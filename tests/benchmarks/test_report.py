@@ -151,9 +151,7 @@ def test_score_cell():
     assert score_cell([], 83.0) == '(83.0)'
     assert score_cell([0.8] * 5) == '80.0 ± 0.0'
     assert score_cell([0.8] * 10, 83.0) == '80.0 ± 0.0, 10 runs (83.0)'
-    assert (
-        score_cell([0.8], 'memory', ', short') == '80.0, 1 run, short (out of memory)'
-    )
+    assert score_cell([0.8], 'out of it', ', short') == '80.0, 1 run, short (out of it)'
 
 
 def test_times(tmp_path):
