@@ -280,18 +280,25 @@ def test_neighbor_loader():
     assert len(list(AnchorLoader(loader, data, ANCHORS))) == 4
 
 
-@pytest.mark.sparse
 def test_cluster_loader():
-    """As it comes, where torch-sparse or pyg-lib has METIS."""
-    pytest.importorskip('torch_sparse')
+    """With the clusters of METIS, by the package that has wheels of it."""
+    pymetis = pytest.importorskip('pymetis')
+
+    class Metis(ClusterData):
+        def _metis(self, edge_index, num_nodes):
+            neighbours = [edge_index[1, edge_index[0] == i] for i in range(num_nodes)]
+            graph = [own.tolist() for own in neighbours]
+            return torch.tensor(pymetis.part_graph(self.num_parts, graph)[1])
+
     data = large_graph()
-    try:
-        clusters = ClusterData(data, 4, log=False)
-    except ImportError as error:
-        pytest.skip(f'no METIS: {error}')
+    clusters = Metis(data, 4, log=False)
+    assert clusters.partition.partptr.diff().tolist() != [data.num_nodes, 0, 0, 0]
+    seeds = []
     for batch in AnchorLoader(ClusterLoader(clusters, batch_size=2), data, ANCHORS):
         assert torch.equal(batch.n_id[batch.anchor_index], ANCHORS)
         assert edges_of(batch) == induced(data, batch.n_id)
+        seeds += batch.n_id[: batch.batch_size].tolist()
+    assert sorted(seeds) == list(range(data.num_nodes))
 
 
 @pytest.mark.parametrize('convert', ['to_sparse', 'to_sparse_csr'])
