@@ -3,7 +3,8 @@
 import warnings
 
 from baselines.classical import fit_classical
-from baselines.gnn import GNN, APPNPNet, diffuse, make_gnn
+from baselines.gnn import GNN as make_gnn
+from baselines.gnn import diffuse
 from baselines.hgcn import HGCN
 from baselines.lds import fit_lds
 
@@ -11,4 +12,4 @@ from baselines.lds import fit_lds
 warnings.filterwarnings('ignore', '.*Sparse CSR tensor support is in beta.*')
 warnings.filterwarnings('ignore', '.*Sparse invariant checks are implicitly.*')
 
-__all__ = ['GNN', 'APPNPNet', 'HGCN', 'diffuse', 'fit_classical', 'fit_lds', 'make_gnn']
+__all__ = ['HGCN', 'diffuse', 'fit_classical', 'fit_lds', 'make_gnn']
