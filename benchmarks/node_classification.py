@@ -40,13 +40,13 @@ def run_seed(
     device: torch.device | str = 'cpu',
     progress: bool = True,
     folder: Path = RESULTS,
-    purpose: str = '',
 ) -> dict[str, Any]:
     """Runs one seed and adds it to its results file, if it is not there yet."""
     file = results_file(dataset, system, folder, paper_splits)
     settings = load_settings(system, dataset, paper_splits)
     about = {'dataset': dataset, 'system': str(system), 'settings': settings}
     read_runs(file, about)  # results of other settings are not mixed with these
+    name = (root, dataset, system, settings)
     record = run(
         system,
         dataset,
@@ -55,7 +55,7 @@ def run_seed(
         settings=settings,
         device=device,
         progress=progress,
-        checkpoint=checkpoint_file(root, dataset, system, settings, seed, purpose),
+        checkpoint=checkpoint_file(*name, seed, folder.name),
     )
     command = f'python benchmarks/{Path(__file__).name} --dataset {dataset} --model '
     command += f'{system}' + ' --splits paper' * paper_splits

@@ -30,19 +30,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_options(args: argparse.Namespace) -> dict:
-    """The same options as arguments of :meth:`~node_classification.run_seed`."""
+    """The same options as arguments of :meth:`~node_classification.run_pair`."""
     return {
         'device': args.device or default_device(),
         'progress': not args.quiet,
         'folder': args.results,
     }
-
-
-def passed_on(args: argparse.Namespace) -> list[str]:
-    """The same options for another process; the data is in its place by then."""
-    options = ['--root', args.root, '--results', str(args.results)]
-    options += ['--device', args.device] if args.device else []
-    return options + (['--quiet'] if args.quiet else [])
 
 
 def stage(args: argparse.Namespace) -> None:

@@ -51,7 +51,6 @@ MAIN_ROWS += ['idgl-iterdrop', 'idgl-anch-iterdrop', 'idgl-authors']
 ABLATED = {'noreg': 'regularisation', 'noil': 'iterating'}
 ABLATION_DATASETS = ('cora', 'citeseer', *TABLES)
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
-TIME_DATASETS = PLANETOID
 Datasets = tuple[str, ...]
 Rows = list[list[str]]
 REPORTED = read_yaml(CONFIGS / 'reported.yaml')
@@ -189,34 +188,24 @@ def searches_table(folder: Path) -> Rows:
 
 def time_table(folder: Path) -> Rows:
     """Seconds until training stops, how often those of GCN, and the paper's."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for run in timed_runs(folder):
-        key = (run['system'], run['dataset'])
-        seconds.setdefault(key, []).append(run['seconds'])
-    runs = min(map(len, seconds.values()), default=0)
-    rows = [[f'{runs} run{"s" * (runs != 1)} each', *head(TIME_DATASETS)[1:]]]
+    rows = [['one run each', *head(PLANETOID)[1:]]]
     for name in TIME_ROWS:
         row = [System.parse(name).title]
-        for dataset in TIME_DATASETS:
-            values = seconds.get((name, dataset), [])[:runs]
-            gcn = seconds.get(('gcn', dataset), [])[:runs]
-            text = f'{mean_and_deviation(values)} s' if values else '–'
-            if values and gcn and name != 'gcn':
-                text += f', {sum(values) / sum(gcn):.1f}×'
+        for dataset in PLANETOID:
+            seconds, gcn = (
+                runs[0]['seconds'] if runs else None
+                for runs in (
+                    runs_of(dataset, System.parse(n), folder / 'training_time')
+                    for n in (name, 'gcn')
+                )
+            )
+            text = f'{seconds:.1f} s' if seconds else '–'
+            if seconds and gcn and name != 'gcn':
+                text += f', {seconds / gcn:.1f}×'
             figure = REPORTED['seconds'].get(name, {}).get(dataset)
             row.append(f'{text} ({figure})' if figure else text)
         rows.append(row)
     return rows
-
-
-def timed_runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs that have been timed, with the settings that their systems have now."""
-    runs = (read_json(folder / 'training_time.json') or {'runs': []})['runs']
-    return [
-        run
-        for run in sorted(runs, key=lambda run: run['seed'])
-        if run['settings'] == load_settings(System.parse(run['system']), run['dataset'])
-    ]
 
 
 def speed_table(folder: Path) -> Rows:

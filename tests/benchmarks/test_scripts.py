@@ -2,8 +2,6 @@ import itertools
 import json
 import re
 import shlex
-import subprocess
-from datetime import datetime
 from pathlib import Path
 
 import analysis
@@ -14,7 +12,6 @@ import pytest
 import report
 import search
 import systems
-import training_time
 from common import read_json, read_yaml
 from node_classification import results_file, run_pair
 from systems import SUPPORTED, System, load_settings
@@ -184,14 +181,13 @@ def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
         (search, ['--dataset', 'cora', '--model', 'logreg'], "(got 'logreg')"),
         (node_classification, ['--dataset', 'wine', '--source', 'no'], "no' to read"),
         (node_classification, ['--dataset', 'wine', '--model', 'gcn'], "(got 'wine'"),
-        (training_time, ['--datasets', 'cora', '--models', 'gcn'], 'ind.cora.allx'),
+        (node_classification, ['--dataset', 'cora'], 'ind.cora.allx'),
     ],
 )
 def test_errors_are_explained(script, argv, message, tmp_path, capsys):
     argv = [*argv, '--root', str(tmp_path), '--results', str(tmp_path)]
-    argv += ['--runs', '1', '--here'] if script is training_time else []
     assert script.main(argv) == 1
-    assert message in capsys.readouterr().err
+    assert message in ''.join(capsys.readouterr())
     assert not list(tmp_path.rglob('*.json'))
 
 
@@ -245,13 +241,15 @@ def test_half_finished_seed_goes_on(tmp_path, monkeypatch):
         return record()
 
     monkeypatch.setattr(node_classification, 'run', fake)
-    for folder in ['a', 'b']:
+    for folder in ['a/results', 'b/results', 'b/timed']:
         run_pair('wine', system, range(1), str(tmp_path), folder=tmp_path / folder)
     changed = {**load_settings(system, 'wine'), 'lr': 7.0}
     monkeypatch.setattr(node_classification, 'load_settings', lambda *a: changed)
     run_pair('wine', system, range(1), str(tmp_path), folder=tmp_path)
-    # The same run finds its checkpoint, one with other settings does not.
-    assert files[0] == files[1] != files[2]
+    # The same run finds its checkpoint; one with other settings, or for another folder
+    # of results, has its own.
+    assert files[0] == files[1]
+    assert len({*files}) == 3
 
 
 def test_seeds_may_begin_anywhere(tmp_path, monkeypatch):
@@ -274,70 +272,10 @@ def test_seeds_may_begin_anywhere(tmp_path, monkeypatch):
     assert calls == [3, 4, 0, 1, 2]
 
 
-# training_time.py
-
-
-def test_training_time(tmp_path, monkeypatch, capsys):
-    order = []
-
-    def fake(system, dataset, seed, root, **kwargs):
-        order.append((str(system), seed))
-        return record(seconds={'gcn': 2.0}.get(str(system), 8.0))
-
-    def here(command, env):  # In place of a process of its own.
-        # It keeps freed memory, unless it is told otherwise.
-        assert env['MALLOC_MMAP_MAX_'] == '7'
-        assert int(env['MALLOC_TRIM_THRESHOLD_']) >= 1 << 40
-        return subprocess.CompletedProcess(command, training_time.main(command[2:]))
-
-    monkeypatch.setenv('MALLOC_MMAP_MAX_', '7')
-    monkeypatch.delenv('MALLOC_TRIM_THRESHOLD_', raising=False)
-    monkeypatch.setattr(node_classification, 'run', fake)
-    monkeypatch.setattr(training_time.subprocess, 'run', here)
-    argv = ['--datasets', 'pubmed', '--runs', '2', '--results', str(tmp_path)]
-    argv += ['--root', str(tmp_path / 'data')]
-    assert training_time.main(argv) == 0
-    # Seed by seed, and without LDS, which Pubmed is too large for.
-    names = ['gcn', 'gat', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
-    assert order == [(name, seed) for seed in range(2) for name in names]
-    assert '8.0 ± 0.0 s, 4.0× (323)' in capsys.readouterr().out
-    assert training_time.main(argv) == 0
-    assert len(order) == 12
-
-    # Scores are kept as well, and a seed that has one is timed all the same.
-    content = read_json(results_file('pubmed', System('gcn'), tmp_path))
-    assert [run['seed'] for run in content['runs']] == [0, 1]
-    (tmp_path / 'training_time.json').unlink()
-    argv = [*argv, '--models', 'gcn', '--first', '1', '--runs', '1']
-    assert training_time.main(argv) == 0
-    assert order[12:] == [('gcn', 1)]
-    assert read_json(results_file('pubmed', System('gcn'), tmp_path)) == content
-    timed = read_json(tmp_path / 'training_time.json')['runs']
-    assert [(run['system'], run['seed']) for run in timed] == [('gcn', 1)]
-    assert datetime.fromisoformat(timed[0]['started']).tzinfo is not None
-
-
-def test_training_time_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
-    def fails(command, env):
-        return subprocess.CompletedProcess(command, int('gat' in command))
-
-    monkeypatch.setattr(training_time.subprocess, 'run', fails)
-    argv = ['--datasets', 'pubmed', '--runs', '1', '--results', str(tmp_path)]
-    assert training_time.main(argv) == 1
-    assert 'Not finished (see above): pubmed gat seed 0\n' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('argv', [['--datasets', 'wine'], ['--models', 'gnc']])
-def test_training_time_says_what_it_knows(argv, capsys):
-    with pytest.raises(SystemExit):
-        training_time.main(argv)
-    assert 'choose from' in capsys.readouterr().err
-
-
 # What the documentation says
 
 
-SCRIPTS = (analysis, documents, node_classification, report, search, training_time)
+SCRIPTS = (analysis, documents, node_classification, report, search)
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,228 +1,178 @@
 """The speed benchmark, on tiny data."""
 
-import math
-from types import SimpleNamespace
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import common
-import compare_revisions
 import pytest
+import report
 import speed
-import speed_cases
 import torch
+
+MADE = {'command': 'python benchmarks/speed.py', 'versions': {}, 'machine': {}}
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Measures nothing: seconds and memory are those of a test, one run each."""
+    answers, calls = {}, []
+
+    def run(name, method, **options):
+        calls.append((name, method, *options.values()))
+        seconds, peak = answers[method].pop(0)
+        return {'seconds': seconds, 'peak_mb': peak, 'used_mb': peak, 'made': MADE}
+
+    def pool(workers, context, start, threads):
+        assert start is torch.set_num_threads
+        calls.append(threads[0])
+        return ThreadPoolExecutor(workers)
+
+    monkeypatch.setattr(speed, 'run', run)
+    monkeypatch.setattr(speed, 'ProcessPoolExecutor', pool)
+    monkeypatch.setattr(speed.sys, 'path', list(speed.sys.path))
+    return answers, calls
+
+
+def main(folder, *argv):
+    speed.main([*argv, '--results', str(folder), '--root', 'data'])
+    return common.read_json(folder / 'speed.json')
 
 
 @pytest.mark.parametrize('system', ['idgl', 'idgl-anch'])
-def test_epochs_against_reference_and_gcn(system, tmp_path):
-    case = {'job': 'time', 'data': 'wine', 'system': system, 'root': str(tmp_path)}
-    result = speed_cases.run_case({**case, 'repeats': 1, 'reference': True})
-    assert set(result['seconds']) == {'idgl', 'gcn', 'reference'}
-    assert all(min(times) > 0 for times in result['seconds'].values())
+def test_an_epoch_trains(system, tmp_path, monkeypatch):
+    trained = []
+    adam = torch.optim.Adam
+
+    def spy(parameters, **options):
+        trained.append([*parameters])
+        return adam(trained[-1], **options)
+
+    monkeypatch.setattr(torch.optim, 'Adam', spy)
+    for method in ('idgl', 'gcn', 'reference'):
+        epoch = speed.real(f'wine/{system}', method, str(tmp_path))
+        before = [parameter.clone() for parameter in trained[-1]]
+        epoch()
+        assert len(before) == 4
+        for old, new in zip(before, trained[-1], strict=True):
+            assert not old.equal(new)
 
 
-@pytest.mark.parametrize('kind', speed.KINDS)
-def test_large_cases(kind):
-    case = {'job': 'large', 'kind': kind, 'n': 400, 'edges': 2800, 'repeats': 1}
-    result = speed_cases.run_case(case)
-    assert result['seconds'][0] > 0
-    assert result['peak_mb'] >= result['start_mb'] > 0
+@pytest.mark.parametrize('name', ['low-rank', 'anchor', 'anchor-recomputed', 'tiled'])
+def test_made_up_data_of_any_size(name):
+    found = speed.run(name, 'idgl', n=400)
+    assert found['seconds'] > 0
+    assert found['peak_mb'] >= found['used_mb'] >= 0
+    assert found['made']['command'] == f'python benchmarks/speed.py --only {name}'
+    assert found['made']['machine']['threads'] == torch.get_num_threads()
+    assert 'torch' in found['made']['versions']
 
 
-def test_exponent_is_the_slope():
-    points = [{'n': n, 'seconds': 3.0 * n**1.5} for n in (10, 100, 1000)]
-    assert math.isclose(speed.exponent(points, 'seconds'), 1.5)
+def test_padded_documents_have_the_same_loss():
+    losses = []
+    for method in ('idgl', 'padded'):
+        torch.manual_seed(0)
+        losses.append(speed.documents(method, [4, 11, 6])())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_scaling_saves_every_point(tmp_path, monkeypatch):
-    answer = {'seconds': [1.0], 'peak_mb': 300.0, 'start_mb': 100.0, 'threads': 1}
-    out, saved = tmp_path / 'speed.json', []
-    common.write_json(out, {'note': 'of before'})
-
-    def fresh(case, environment):
-        assert environment == speed.ONE_THREAD
-        saved.append(common.read_json(out))
-        return answer
-
-    def scaling(*options):
-        speed.main(['--only', 'scaling', '--out', str(out), *options])
-        content = common.read_json(out)
-        assert content['note'] == 'of before'
-        return {row['kind']: row for row in content['scaling']}
-
-    monkeypatch.setattr(speed, 'fresh', fresh)
-    rows = scaling('--kinds', 'anchor', 'tiled', '--sizes', '10', '100')
-    assert list(rows) == ['anchor', 'tiled']
-    assert len(saved[-1]['scaling'][1]['points']) == 1  # before the fourth
-    assert rows['tiled']['time_exponent'] == pytest.approx(0.0)
-    assert (tmp_path / 'speed.png').exists()
-
-    # A further size goes to those that are known; others that were measured otherwise
-    # are not part of the line.
-    content = common.read_json(out)
-    content['scaling'][1]['points'][1]['environment'] = {}
-    common.write_json(out, content)
-    answer['seconds'] = [100.0]
-    rows = scaling('--kinds', 'tiled', '--sizes', '1000')
-    points = rows['tiled']['points']
-    assert [point['n'] for point in points] == [10, 100, 1000]
-    assert rows['tiled']['time_exponent'] == pytest.approx(1.0)
-    assert len(rows['anchor']['points']) == 2
-    # Every point says what made it.
-    command = 'python benchmarks/speed.py --only scaling --kinds tiled --sizes 1000'
-    assert points[2]['made']['command'] == command
-    assert 'torch' in points[2]['made']['versions']
-    assert points[2]['made']['machine']['threads'] == 1
-
-
-def test_processes_that_fail(monkeypatch):
-    for code, message, match in [
-        (-9, '', 'lack of memory'),
-        (1, 'ValueError', 'Value'),
-    ]:
-        done = SimpleNamespace(returncode=code, stderr=message, stdout='')
-        monkeypatch.setattr(speed.subprocess, 'run', lambda *_, done=done, **__: done)
-        with pytest.raises(RuntimeError, match=match):
-            speed.fresh({})
-
-
-def test_arxiv_takes_turns(monkeypatch):
-    cases = []
-
-    def fresh(case):
-        cases.append(case['kind'])
-        second = 2.0 if case['kind'] == 'arxiv-idgl' else 4.0
-        return {'seconds': [9.0, second], 'peak_mb': 100.0, 'start_mb': 10.0}
-
-    monkeypatch.setattr(speed, 'fresh', fresh)
-    args = SimpleNamespace(arxiv_nodes=5, arxiv_edges=5, repeats=2)
-    assert speed.arxiv(args, None)['ratio'] == 0.5
-    assert cases == ['arxiv-idgl', 'arxiv-gcn'] * 2
-
-
-def test_epochs_keep_rows_that_are_not_asked_for(monkeypatch):
-    def fresh(case):
-        if case['job'] == 'time':
-            times = {'idgl': [1.0, 3.0], 'gcn': [0.5], 'reference': [40.0]}
-            return {'seconds': times}
-        peak = 900.0 if case['reference'] else 300.0
-        return {'seconds': [2.0], 'peak_mb': peak, 'start_mb': 200.0}
-
-    monkeypatch.setattr(speed, 'fresh', fresh)
-    known = [{'data': 'cora', 'system': 'idgl'}, {'data': 'digits', 'system': 'idgl'}]
-    cases = ['digits/idgl', 'pubmed/idgl-tiled']
-    args = SimpleNamespace(cases=cases, root='', repeats=2, only=None)
-    rows = speed.epochs(args, known)
-    assert rows[0] is known[0]
-    assert [f'{r["data"]}/{r["system"]}' for r in rows[1:]] == cases
-    row, tiled = rows[1:]
-    assert (row['speedup'], row['gcn_epochs']) == (20.0, 4.0)  # of medians
-    assert (row['memory_ratio'], row['used_memory_ratio']) == (3.0, 7.0)
-    assert (tiled['seconds'], tiled['peak_mb']) == ([2.0], 300.0)
-    command = 'python benchmarks/speed.py --only reference --cases digits/idgl'
-    assert row['made']['command'] == f'{command} --repeats 2'
-
-
-def test_documents_side_by_side():
-    case = {'sizes': [4, 11, 6], 'refinements': 2}
-    result = speed_cases.run_case({'job': 'documents', **case, 'repeats': 2})
-    counts = {name: len(times) for name, times in result['seconds'].items()}
-    assert counts == {'idgl': 10, 'idgl_ten': 10, 'padded': 2}
-    assert result['threads'] >= 1
-
-    data = speed_cases.made_up_documents(case['sizes'])
-    ours, padded, ten = (
-        speed_cases.documents_epoch(system, data, refinements)().item()
-        for system, refinements in [('idgl', 2), ('padded', 2), ('idgl', 10)]
-    )
-    assert ours == pytest.approx(padded, rel=1e-5)
-    assert ours != ten
-    for system in ('idgl', 'padded'):
-        job = {'job': 'documents-memory', 'system': system, **case}
-        result = speed_cases.run_case(job)
-        assert result['peak_mb'] >= result['start_mb'] > 0
-
-
-def test_documents_are_a_part_of_the_file(tmp_path, monkeypatch):
-    cases = []
-
-    def fresh(case, environment):
-        assert environment['OMP_NUM_THREADS'] == '1'
-        cases.append((case['job'], case.get('system')))
-        if case['job'] == 'documents':
-            times = {'idgl': [1.0, 3.0], 'idgl_ten': [4.0], 'padded': [40.0]}
-            return {'seconds': times, 'threads': 1}
-        peak = 3000.0 if case['system'] == 'padded' else 600.0
-        return {'seconds': [2.0], 'peak_mb': peak, 'start_mb': 300.0}
-
-    monkeypatch.setattr(speed, 'fresh', fresh)
-    monkeypatch.setattr(speed, 'TOKENS', (60, 1000))
-    out = tmp_path / 'speed.json'
-    common.write_json(out, {'epochs': [], 'note': 'of before'})
-    speed.main(['--only', 'documents', '--repeats', '2', '--out', str(out)])
-    memory = 'documents-memory'
-    assert cases == [('documents', None), (memory, 'idgl'), (memory, 'padded')]
-    content = common.read_json(out)
-    row = content.pop('documents')
-    assert content == {'epochs': [], 'note': 'of before'}
-    assert (row['speedup'], row['memory_ratio']) == (20.0, 5.0)
-    rates = {'idgl': 1.0, 'idgl_ten': 0.5, 'padded': 0.05}
-    assert row['documents_per_second'] == rates
-    command = 'python benchmarks/speed.py --only documents --repeats 2'
-    assert row['made']['command'] == command
-    assert row['made']['machine']['threads'] == 1
-
-
-def test_knn_side_by_side():
+def test_knn(monkeypatch):
     pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
-    result = speed_cases.run_case({'job': 'knn', 'n': 300, 'k': 5, 'repeats': 2})
-    counts = {name: len(times) for name, times in result['seconds'].items()}
-    assert counts == {'exact': 2, 'approximate': 2, 'faiss_flat': 2}
-    assert result['recall'] == 1.0  # Small graphs are searched exactly.
-    searches = speed_cases.knn_searches(300, 5)
-    assert speed_cases.recall(searches['faiss_flat'](), searches['exact']()) > 0.99
-    halves = torch.tensor([[0, 2], [3, 1]]), torch.tensor([[0, 1], [1, 2]])
-    assert speed_cases.recall(*halves) == 0.5
+    monkeypatch.setitem(speed.CASES, 'knn', ('knn', [], partial(speed.knn, n=300, k=5)))
+    # Small graphs are searched exactly.
+    assert speed.run('knn', 'approximate')['recall'] == 1.0
+    exact, flat = (speed.knn(method, 300, 5)() for method in ('exact', 'faiss_flat'))
+    assert exact.shape == flat.shape == (300, 5)
+    assert (exact.sort().values == flat.sort().values).float().mean() > 0.99
 
 
-def test_knn_is_a_part_of_the_file(tmp_path, monkeypatch):
-    def fresh(case, environment):
-        assert environment['OMP_NUM_THREADS'] == '1'
-        assert case == {'job': 'knn', 'n': 1000, 'k': 20, 'repeats': 2}
-        seconds = {'exact': [20.0], 'approximate': [2.0, 4.0], 'faiss_flat': [15.0]}
-        return {'seconds': seconds, 'recall': 0.95, 'threads': 1, 'faiss': '1.0'}
-
-    monkeypatch.setattr(speed, 'fresh', fresh)
-    out = tmp_path / 'speed.json'
-    options = '--only knn --knn-nodes 1000 --repeats 2'
-    speed.main([*options.split(), '--out', str(out)])
-    row = common.read_json(out)['knn']
-    assert row['speedup'] == pytest.approx(20 / 3)
-    assert row['made']['command'] == f'python benchmarks/speed.py {options}'
-    assert row['made']['versions']['faiss'] == '1.0'
-    assert row['recall'] == 0.95
+def test_a_case_in_its_own_process(tmp_path, monkeypatch):
+    # Of one thread, which the machine of the result says.
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
+    case = ('epochs', ['gcn'], speed.CASES['wine/idgl'][2])
+    monkeypatch.setitem(speed.CASES, 'wine/idgl', case)
+    args = argparse.Namespace(root=str(tmp_path), repeats=1, before=None)
+    found = speed.in_turns('wine/idgl', args)['gcn']
+    assert found['all_seconds'] == [found['seconds']]
+    assert found['peak_mb'] > 100
+    assert found['made']['machine']['threads'] == 1
 
 
-def test_revisions_side_by_side(tmp_path, monkeypatch, capsys):
-    packages = []
+def test_epochs_take_turns(tmp_path, answer):
+    answers, calls = answer
+    answers['idgl'] = [(1.0, 300.0), (3.0, 310.0), (2.0, 310.0)]
+    answers['gcn'] = [(0.5, 200.0)] * 3
+    answers['reference'] = [(40.0, 900.0)] * 3
+    before = [{'data': 'cora', 'system': 'idgl'}, {'data': 'digits', 'system': 'idgl'}]
+    content = {'epochs': before, 'note': 'of before'}
+    common.write_json(tmp_path / 'speed.json', content)
+    content = main(tmp_path, '--only', 'cora/idgl')
+    turn = [('cora/idgl', method, 'data') for method in ('idgl', 'gcn', 'reference')]
+    assert [call for call in calls if isinstance(call, tuple)] == turn * 3
+    # Other rows stay as they are, and where.
+    assert content['note'] == 'of before' and content['epochs'][1] == before[1]
+    row = content['epochs'][0]
+    assert row['seconds'] == {'idgl': 2.0, 'gcn': 0.5, 'reference': 40.0}
+    assert row['all_seconds']['idgl'] == [1.0, 3.0, 2.0]
+    assert (row['speedup'], row['gcn_epochs']) == (20.0, 4.0)
+    assert (row['peak_mb'], row['reference_peak_mb']) == (310.0, 900.0)
+    assert row['made'] == MADE
 
-    def fresh(case, environment):
-        packages.append(environment['PYTHONPATH'])
-        before = environment['PYTHONPATH'] == str(tmp_path)
-        times = [9.0, 4.0] if before else [9.0, 1.0]
-        return {'seconds': times, 'peak_mb': 200.0 if before else 100.0}
 
-    monkeypatch.setattr(compare_revisions, 'fresh', fresh)
-    monkeypatch.setattr(
-        compare_revisions.subprocess, 'check_output', lambda *a, **k: 'abc\n'
-    )
-    out = tmp_path / 'compare.json'
-    argv = ['--before', str(tmp_path), '--cases', 'small/idgl', '--repeats', '2']
-    compare_revisions.main([*argv, '--out', str(out)])
-    assert len(packages) == 4 and packages[:2] == packages[2:]
-    row = common.read_json(out)['cases']['small/idgl']
+def test_rows_that_have_tables(tmp_path, answer):
+    answers, calls = answer
+    answers['idgl'] = [(4.0, 300.0)] * 4
+    answers['gcn'] = [(2.0, 200.0)]
+    answers['padded'] = [(60.0, 3000.0)]
+    rows = ['pubmed/idgl-tiled', 'arxiv', 'documents', 'newsgroups']
+    content = main(tmp_path, '--repeats', '1', '--only', *rows)
+    table = [row[2:] for row in report.speed_table(tmp_path)[1:]]
+    assert table == [
+        ['4,000 ms', '–', '–', '300 MB', '–'],
+        ['4,000 ms', '–', '2.0', '300 MB', '–'],
+        ['4,000 ms', '15×', '–', '300 MB', '3,000 MB'],
+    ]
+    assert content['newsgroups']['epoch_minutes'] == pytest.approx(4 * 10 / 60)
+    # CPU time of one thread, where it says so.
+    threads = dict(zip(calls[1::2], calls[::2], strict=True))
+    assert threads['documents', 'padded'] == 1
+    assert threads['arxiv', 'gcn'] == torch.get_num_threads()
+
+
+def test_scaling(tmp_path, answer):
+    answers, calls = answer
+    answers['idgl'] = [(3.0 * n**1.5, 2.0 * n) for n in speed.SIZES[:3]]
+    common.write_json(tmp_path / 'speed.json', {'knn': {'k': 20}})
+    content = main(tmp_path, '--only', 'tiled', '--repeats', '1')
+    assert content['knn'] == {'k': 20}
+    (row,) = content['scaling']
+    assert [point['n'] for point in row['points']] == speed.SIZES[:3]
+    assert row['time_exponent'] == pytest.approx(1.5)
+    assert row['memory_exponent'] == pytest.approx(1.0)
+    assert report.scaling_table(tmp_path)[1][:4] == ['tiled', '1.50', '1.00', '30,000']
+    assert (tmp_path / 'speed.png').exists()
+    assert calls == [1, ('tiled', 'idgl', 3_000), 1, ('tiled', 'idgl', 10_000)] + [
+        *(1, ('tiled', 'idgl', 30_000)),
+    ]
+
+
+def test_rows_before_a_failure_are_kept(tmp_path, answer):
+    answers, _ = answer
+    answers['idgl'] = [(1.0, 300.0)]
+    answers['padded'] = [(2.0, 300.0)]
+    with pytest.raises(IndexError):  # of the newsgroups
+        main(tmp_path, '--repeats', '1', '--only', 'documents', 'newsgroups')
+    assert list(common.read_json(tmp_path / 'speed.json')) == ['documents']
+
+
+def test_revisions_take_turns(tmp_path, answer, monkeypatch):
+    answers, _ = answer
+    answers['idgl'] = [(4.0, 200.0), (1.0, 100.0)] * 2
+    monkeypatch.setattr(speed.subprocess, 'check_output', lambda *a, **k: 'abc\n')
+    argv = ['--before', str(tmp_path), '--only', 'wine/idgl', '--repeats', '2']
+    assert main(tmp_path, *argv) is None  # it has a file of its own
+    assert speed.sys.path[:4] == [str(speed.HERE.parent), str(tmp_path.resolve())] * 2
+    row = common.read_json(tmp_path / 'compare_revisions.json')['cases']['wine/idgl']
     assert (row['time_ratio'], row['memory_ratio']) == (0.25, 0.5)
+    assert row['before']['all_seconds'] == [4.0, 4.0]
     assert row['before']['revision'] == 'abc'
-    assert 'small/idgl: 0.25 time, 0.50 memory' in capsys.readouterr().out
-    result = speed_cases.run_case(
-        {**compare_revisions.CASES['small/idgl'], 'repeats': 1}
-    )
-    assert result['peak_mb'] >= result['start_mb'] > 0
