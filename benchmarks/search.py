@@ -17,6 +17,7 @@ import argparse
 import math
 import statistics
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,9 @@ def plot(study: optuna.Study, folder: Path) -> None:
     from optuna.visualization.matplotlib import plot_optimization_history
 
     folder.mkdir(parents=True, exist_ok=True)
-    figure = plot_optimization_history(study, target_name='dev loss').figure
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # it is experimental
+        figure = plot_optimization_history(study, target_name='dev loss').figure
     figure.savefig(folder / f'{study.study_name}.svg', bbox_inches='tight')
 
 
