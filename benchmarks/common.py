@@ -29,9 +29,6 @@ PACKAGES = ('torch', 'torch-geometric', 'numpy', 'scipy', 'scikit-learn')
 # What tells the C library how to treat freed memory.
 ALLOCATOR = ('GLIBC_TUNABLES', 'MALLOC_MMAP_MAX_', 'MALLOC_TRIM_THRESHOLD_')
 ALLOCATOR += ('MALLOC_TOP_PAD_',)
-# Tells it to keep freed memory. By default it gives tensors of more than 32 MB back at
-# once, and the next ones are paged in again: a jump between two sizes.
-KEEP_MEMORY = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 
 # The columns of the paper's first table.
 TITLES = {
