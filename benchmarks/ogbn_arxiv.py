@@ -5,90 +5,68 @@
     python benchmarks/ogbn_arxiv.py --features structural --runs 3
     python benchmarks/ogbn_arxiv.py --table            # all results side by side
 
-A run that was stopped goes on where it was, and finished ones are in
-benchmarks/results/ogbn_arxiv/ and not run again. At the end stands what OGB's
+A run that was stopped goes on where it was, and finished ones (in
+benchmarks/results/ogbn_arxiv/) are not run again. At the end stands what OGB's
 submission form asks for.
 
-`--features structural` is for where OGB's node features cannot be had: 128 features
-made from the graph alone, so that figures are not comparable with the leaderboard's.
-See :meth:`structural_features` for the recipe.
+Where OGB's node features cannot be had, `--features structural` makes 128 from the
+graph alone (:meth:`structural_features`): figures are not the leaderboard's then.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import itertools
 import platform
-import statistics
+import re
 import sys
 import time
-from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import psutil
 import torch
 import torch.nn.functional as F
-from common import RESULTS, machine, mean_std, read_json, table
-from options import add_options, explain_errors, positive, run_options, stage
+from common import RESULTS, default_device, machine, mean_std, read_json, table
+from options import add_options, explain_errors, positive, stage
 from records import add_run, checkpoint_file, read_runs
 from systems import FIT, TITLES, System, load_settings, make_model
 from torch import Tensor
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import degree
+from torch_geometric.utils import degree, to_torch_csr_tensor
 
-from torch_geometric_idgl.datasets import load
-from torch_geometric_idgl.datasets.load import load_arxiv_graph
-from torch_geometric_idgl.ops.sparse import SparseMatrix, csr_without_warning
+from torch_geometric_idgl.datasets.load import load, load_arxiv_graph
+from torch_geometric_idgl.ops.sparse import SparseMatrix
 from torch_geometric_idgl.training import fit
 from torch_geometric_idgl.training.checkpoint import replacing
 
 DATASET = 'ogbn-arxiv'
 MODELS = {'idgl-anch': 'idgl-anch', 'gcn': 'gcn', 'sage': 'graphsage'}
 # What tables and files say about the features. Another recipe needs another text:
-# results and cached features of another text are not used.
-FEATURES = {
-    'ogb': "OGB's node features",
-    'structural': (
-        'structural: made from the graph alone, 128 singular vectors of its '
-        'log-weighted edges, smoothed over four hops'
-    ),
-}
+# results and stored features of another text are not used.
+FEATURES = {'ogb': "OGB's node features"}
+FEATURES['structural'] = (
+    'structural: made from the graph alone, 128 singular vectors of its '
+    'log-weighted edges, smoothed over four hops'
+)
 NUM_FEATURES = 128
 LEADERBOARD_RUNS = 10
-LOGGED = {
-    'Highest Train': 'highest_train',
-    'Highest Valid': 'highest_valid',
-    '  Final Train': 'final_train',
-    '   Final Test': 'final_test',
-}
+LOGGED = ('highest_train', 'highest_valid', 'final_train', 'final_test')
 CHECKPOINT_EVERY = 10  # epochs, of which some take a quarter of a minute
 
 
-# The data
-
-
-def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Tensor:
-    r"""128 features of each node, made from an undirected graph alone.
-
-    With :math:`d_i` the degree of a node and :math:`q_j \sim d_j^{3/4}` the noise
-    distribution of word2vec, each edge has the weight
-    :math:`\max(0, \log(1 / d_i) - \log q_j)`. The 128 largest singular vectors of this
-    sparse matrix, times the root of their singular values, are found by a randomised
-    SVD with four power iterations. Rows are scaled to unit length, then smoothed by two
-    products with GCN's normalised adjacency and scaled to unit length again, twice. At
-    last columns are standardised. (It is ProNE of Zhang et al., IJCAI 2019, with a
-    simpler filter.) Labels are not used; of a dozen recipes, this was the best one for
-    a linear model on the dev nodes.
-
-    Args:
-        edge_index (Tensor): Both directions of each edge.
-        num_nodes (int): The number of nodes.
-        seed (int, optional): The seed of the random projection. (default: :obj:`0`)
+def structural_features(edge_index: Tensor, num_nodes: int) -> Tensor:
+    r"""128 features of each node, made from an undirected graph alone, as by ProNE
+    (Zhang et al., IJCAI 2019) with a simpler filter: the largest singular vectors of
+    the edges, weighted by :math:`\max(0, \log(1 / d_i) - \log q_j)` with the degree
+    :math:`d_i` and word2vec's noise :math:`q_j \sim d_j^{3/4}`, smoothed by products
+    with GCN's adjacency. Of a dozen recipes, this was the best one for a linear model
+    on the dev nodes.
     """
     n, (row, col) = num_nodes, edge_index
     deg = degree(row, n)
@@ -96,7 +74,7 @@ def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Te
     weight = (-deg[row].log() - noise[col].log()).clamp(min=0)
     edges = SparseMatrix.from_coo(row, col, weight, (n, n))
     turned = SparseMatrix.from_coo(col, row, weight, (n, n))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     q = torch.randn(n, min(n, NUM_FEATURES + 12), generator=generator)
     for _ in range(4):
         q = torch.linalg.qr(edges.matmul(q))[0]
@@ -104,112 +82,71 @@ def structural_features(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Te
     u, s, _ = torch.linalg.svd(edges.matmul(q), full_matrices=False)
     x = F.normalize((u * s.sqrt())[:, :NUM_FEATURES])
 
-    adj = _normalized(edge_index, n)
+    (source, target), weight = gcn_norm(edge_index, num_nodes=n)
+    adj = SparseMatrix.from_coo(target, source, weight, (n, n))
     for _ in range(2):
         x = F.normalize(adj.matmul(adj.matmul(x)))
     x = (x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-6)
     return F.pad(x, (0, NUM_FEATURES - x.size(1)))  # of a graph of fewer nodes
 
 
-def _normalized(edge_index: Tensor, n: int) -> SparseMatrix:
-    """What GCN multiplies by, with self-loops."""
-    (source, target), weight = gcn_norm(edge_index, num_nodes=n)
-    return SparseMatrix.from_coo(target, source, weight, (n, n))
-
-
-def _averaging(edge_index: Tensor, n: int) -> SparseMatrix:
-    """What GraphSAGE multiplies by: the mean of the neighbours."""
-    source, target = edge_index
-    weight = (1 / degree(target, n))[target]
-    return SparseMatrix.from_coo(target, source, weight, (n, n))
-
-
 def load_data(features: str, root: str) -> Data:
-    """The graph with OGB's features, or with structural ones, which are kept beside
-    OGB's processed files.
-    """
+    """The graph with OGB's features, or with structural ones, which are kept."""
     if features == 'ogb':
         return load(DATASET, root)
-    data = load_arxiv_graph(root)
-    edges = hashlib.sha256(data.edge_index.numpy().tobytes()).hexdigest()
-    made_of = {'recipe': FEATURES[features], 'edges': edges}
-    folder = Path(root).expanduser() / 'ogb' / 'ogbn_arxiv' / 'processed'
-    file = folder / 'structural_features.pt'
-    try:
-        content = torch.load(file, weights_only=True)
-    except Exception:  # absent or damaged; torch raises many kinds
-        content = {}
-    if {**content, **made_of} != content:
-        x = structural_features(data.edge_index, data.y.numel())
-        content = {**made_of, 'x': x}
+    data, folder = load_arxiv_graph(root), Path(root).expanduser() / 'ogb/ogbn_arxiv'
+    file = folder / 'processed' / 'structural_features.pt'
+    kept = torch.load(file, weights_only=True) if file.exists() else {}
+    if kept.get('recipe') != FEATURES[features]:
+        x = structural_features(data.edge_index, len(data.y))
+        kept = {'recipe': FEATURES[features], 'x': x}
         with replacing(file) as temporary:
-            torch.save(content, temporary)
-    data.x = content['x']
+            torch.save(kept, temporary)
+    data.x = kept['x']
     return data
 
 
 def with_matrix(data: Data, model: str) -> Data:
-    """Turns the edges into the matrix that GCN or GraphSAGE multiplies by; IDGL-Anch
-    makes its own.
-    """
-    if model == 'idgl-anch':
+    """Makes edges the matrix that GCN or GraphSAGE multiplies by, which is faster."""
+    index, n = data.edge_index, len(data.y)
+    if model == 'gcn':
+        index, weight = gcn_norm(index, num_nodes=n)
+    elif model == 'sage':  # the mean of the neighbours
+        weight = 1 / degree(index[1], n)[index[1]]
+    else:  # IDGL-Anch makes its own
         return data
-    n = data.y.numel()
-    matrix = (_normalized if model == 'gcn' else _averaging)(data.edge_index, n)
-    pattern = matrix.pattern
-    with csr_without_warning():
-        data.edge_index = torch.sparse_csr_tensor(
-            pattern.rowptr, pattern.col, matrix.value, (n, n), check_invariants=False
-        )
+    data.edge_index = to_torch_csr_tensor(index.flip(0), weight, (n, n))
     return data
 
 
-# A run
-
-
 def settings_of(model: str) -> dict[str, Any]:
-    """The paper's settings of IDGL-Anch, OGB's of GCN and GraphSAGE: these train for
-    500 epochs, whatever comes.
-    """
+    """The paper's settings of IDGL-Anch; of the others OGB's, that never stop early."""
     settings = load_settings(System(MODELS[model]), DATASET)
     if model != 'idgl-anch':
         settings.update(monitor='score', patience=settings['max_epochs'])
     return settings
 
 
-@functools.cache
-def _evaluator() -> Any:
-    from ogb.nodeproppred import Evaluator
-
-    return Evaluator(name=DATASET)
-
-
 def ogb_accuracy(out: Tensor, y: Tensor) -> float:
     """The accuracy that OGB's evaluator gives."""
-    pred = out.argmax(dim=-1, keepdim=True)
-    return float(_evaluator().eval({'y_true': y.view(-1, 1), 'y_pred': pred})['acc'])
+    from ogb.nodeproppred import Evaluator  # tables do without
+
+    found = {'y_true': y.view(-1, 1), 'y_pred': out.argmax(dim=-1, keepdim=True)}
+    return float(Evaluator(DATASET).eval(found)['acc'])
 
 
-def run(
-    model: str,
-    data: Data,
-    seed: int,
-    settings: dict[str, Any],
-    *,
-    device: torch.device | str = 'cpu',
-    checkpoint: Path | None = None,
-    log_steps: int | None = 1,
-) -> dict[str, Any]:
-    r"""Trains a model once; returns figures, epochs and seconds. Every
-    :obj:`log_steps` epochs a line is printed, without it none.
-    """
+def run(args: argparse.Namespace, data: Data, seed: int, kept: dict) -> dict[str, Any]:
+    """Trains a model once and prints its epochs; returns what is kept of the run."""
+    settings, whole = settings_of(args.model), kept['max_epochs']
+    settings['max_epochs'] = min(args.max_epochs or whole, whole)
+    root, name = str(Path(args.root).expanduser()), f'{args.features}_{args.model}'
     seed_everything(seed)
-    network = make_model(MODELS[model], settings, data).to(device)
+    network = make_model(MODELS[args.model], settings, data).to(args.device)
     clock = [time.process_time()]  # after each epoch of this process
 
     def log(epoch: int, values: dict[str, Any]) -> None:
         clock.append(time.process_time())
-        if log_steps is not None and (epoch + 1) % log_steps == 0:
+        if not args.quiet and (epoch + 1) % args.log_steps == 0:
             text = f'Run: {seed + 1:02d}, Epoch: {epoch + 1:02d}, '
             text += f'Loss: {values["train_loss"]:.4f}, '
             text += f'Train: {100 * values["train_score"]:.2f}%, '
@@ -218,10 +155,10 @@ def run(
 
     record = fit(
         network,
-        data.to(device),
+        data.to(args.device),
         score_fn=ogb_accuracy,
         progress=False,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint_file(root, DATASET, name, kept, seed, 'ogbn_arxiv'),
         checkpoint_every=CHECKPOINT_EVERY,
         history=True,
         callback=log,
@@ -237,141 +174,89 @@ def run(
         'final_train': best['train_score'],
         'final_test': best['test_score'],
         'best_epoch': best['epoch'],
-        # The paper takes the weights of the lowest dev loss.
-        'lowest_loss_epoch': lowest['epoch'],
-        'lowest_loss_valid': lowest['val_score'],
-        'lowest_loss_test': lowest['test_score'],
+        'lowest_loss_test': lowest['test_score'],  # the weights that the paper takes
         'epochs': record.epochs,
         'seconds': record.seconds,
-        'seconds_per_epoch': record.seconds / record.epochs,
         # Of all threads; what others on the machine do changes it little.
-        'cpu_seconds_per_epoch': statistics.median(spent) if spent else None,
-        'iterations': record.iterations,
+        'cpu_seconds_per_epoch': median(spent) if spent else None,
         'parameters': sum(p.numel() for p in network.parameters()),
+        'cut_short': settings['max_epochs'] == record.epochs < whole,
+        'hardware': hardware(args.device),
+        'ogb': metadata.version('ogb'),
     }
 
 
 def hardware(device: torch.device | str) -> str:
     """What the submission form wants to know of the machine."""
-    cpu = platform.processor() or platform.machine()
-    info = Path('/proc/cpuinfo')
-    if info.exists():
-        lines = [line.partition(':') for line in info.read_text().splitlines()]
-        cpu = next((text.strip() for key, _, text in lines if 'model name' in key), cpu)
+    info, found = Path('/proc/cpuinfo'), machine(device)
+    name = re.search('model name\t: (.+)', info.read_text()) if info.exists() else None
+    cpu = name[1] if name else platform.processor() or platform.machine()
     memory = psutil.virtual_memory().total / 2**30
-    found = machine(device)
     text = f'{cpu}, {found["threads"]} threads, {memory:.0f} GB of memory'
     return text if found['device'] == 'cpu' else f'{found["device"]}, {text}'
 
 
-# Results
-
-
-def results_file(model: str, features: str, folder: Path = RESULTS) -> Path:
-    """Where the runs of a model are kept."""
-    return folder / 'ogbn_arxiv' / f'{features}-features_{model}.json'
-
-
-def run_seeds(
-    model: str,
-    features: str,
-    seeds: range,
-    root: str,
-    *,
-    folder: Path = RESULTS,
-    device: torch.device | str = 'cpu',
-    max_epochs: int | None = None,
-    log_steps: int | None = 1,
-) -> dict[str, Any]:
-    """Runs the seeds that are not in the results file yet and adds each to it; returns
-    what the file holds of these seeds.
-    """
-    import ogb
-
-    settings = settings_of(model)
-    kept = {**settings, 'features': FEATURES[features]}
-    about = {'dataset': DATASET, 'model': model, 'settings': kept}
-    file = results_file(model, features, folder)
-    end = min(max_epochs or settings['max_epochs'], settings['max_epochs'])
-    data = None
-
+def run_seeds(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the seeds that are not in the results file yet; returns its content."""
+    model, features = args.model, args.features
+    settings = {**settings_of(model), 'features': FEATURES[features]}
+    about = {'dataset': DATASET, 'model': model, 'settings': settings}
     command = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
-    command += f' --max-epochs {max_epochs}' * (max_epochs is not None)
-
+    command += f' --max-epochs {args.max_epochs}' if args.max_epochs else ''
+    file = args.results / 'ogbn_arxiv' / f'{features}-features_{model}.json'
+    runs = {run['seed']: run for run in read_runs(file, about)['runs']}
+    seeds = range(args.first, args.first + args.runs)
+    if not runs.keys() >= {*seeds}:
+        data = with_matrix(load_data(features, args.root), model)
     for seed in seeds:
-        runs = {run['seed']: run for run in read_runs(file, about)['runs']}
         if seed not in runs:
-            if data is None:  # not before it is known to be needed
-                data = with_matrix(load_data(features, root), model)
-            name = f'{features}_{model}'
-            where = (str(Path(root).expanduser()), DATASET, name, kept, seed)
-            record = run(
-                *(model, data, seed, {**settings, 'max_epochs': end}),
-                device=device,
-                checkpoint=checkpoint_file(*where, 'ogbn_arxiv'),
-                log_steps=log_steps,
-            )
-            record['cut_short'] = end == record['epochs'] < settings['max_epochs']
-            record |= {'hardware': hardware(device), 'ogb': ogb.__version__}
-            runs[seed] = add_run(file, about, command, seed, record, device)
-        print('\n'.join(run_lines(runs[seed])))
-    content = read_runs(file, about)
-    return {**content, 'runs': [runs[seed] for seed in seeds]}
+            record = run(args, data, seed, settings)
+            runs[seed] = add_run(file, about, command, seed, record, args.device)
+        print(logged(f'Run {seed + 1:02d}', [runs[seed]]))
+    return {**read_runs(file, about), 'runs': [runs[seed] for seed in seeds]}
 
 
-# What is printed
-
-
-def run_lines(run: dict[str, Any]) -> Iterator[str]:
-    """A run as OGB's logger shows it."""
-    yield f'Run {run["seed"] + 1:02d}:'
-    for title, key in LOGGED.items():
-        yield f'{title}: {100 * run[key]:.2f}'
-
-
-def all_lines(runs: list[dict[str, Any]]) -> Iterator[str]:
-    """All runs as OGB's logger shows them."""
-    yield 'All runs:'
-    for title, key in LOGGED.items():
-        yield f'{title}: {figure(runs, key)}'
-
-
-def figure(runs: list[dict[str, Any]], key: str, scale: float = 100.0) -> str:
+def figure(runs: list[dict], key: str, scale: float = 100, digits: int = 2) -> str:
     """Mean and unbiased standard deviation, which a single run has not."""
-    digits = 2 if scale == 100.0 else 4
     mean, std = mean_std([scale * run[key] for run in runs])
-    text = f'{mean:.{digits}f}'
-    return text + f' ± {std:.{digits}f}' if len(runs) > 1 else text
+    return f'{mean:.{digits}f}' + f' ± {std:.{digits}f}' * (len(runs) > 1)
 
 
-def submission(content: dict[str, Any]) -> Iterator[str]:
+def logged(title: str, runs: list[dict[str, Any]]) -> str:
+    """Runs as OGB's logger shows them."""
+    names = {key: key.replace('_', ' ').title() for key in LOGGED}
+    lines = [f'{name:>13}: {figure(runs, key)}' for key, name in names.items()]
+    return '\n'.join([f'{title}:', *lines])
+
+
+def submission(content: dict[str, Any]) -> str:
     """What the submission form of OGB asks for, and what stands against one."""
     runs, settings = content['runs'], content['settings']
-    yield 'For the submission form:'
-    yield f'Method: {TITLES[MODELS[content["model"]]]}'
-    yield f'Dataset: {DATASET}'
-    yield f'Features: {settings["features"]}'
-    yield f'Test accuracy: {figure(runs, "final_test", 1.0)}'
-    yield f'Validation accuracy: {figure(runs, "highest_valid", 1.0)}'
-    by_loss = figure(runs, 'lowest_loss_test', 1.0)
-    yield f'Test accuracy at the lowest validation loss: {by_loss}'
-    yield f'Runs: {len(runs)}, seeds {", ".join(str(run["seed"]) for run in runs)}'
-    yield f'Parameters: {runs[0]["parameters"]}'
-    yield f'Hardware: {"; ".join(dict.fromkeys(run["hardware"] for run in runs))}'
-    yield f'Command: {content["command"]}'
-    for text in dict.fromkeys(
-        _pairs({**run['versions'], 'ogb': run['ogb']}) for run in runs
-    ):
-        yield f'Versions: {text}'
-    yield f'Settings: {_pairs(settings)}'
+    score = functools.partial(figure, runs, scale=1, digits=4)
+    versions = [_pairs({**run['versions'], 'ogb': run['ogb']}) for run in runs]
+    form = {
+        'Method': TITLES[MODELS[content['model']]],
+        'Dataset': DATASET,
+        'Features': settings['features'],
+        'Test accuracy': score('final_test'),
+        'Validation accuracy': score('highest_valid'),
+        'Test accuracy at the lowest validation loss': score('lowest_loss_test'),
+        'Runs': f'{len(runs)}, seeds {", ".join(str(run["seed"]) for run in runs)}',
+        'Parameters': runs[0]['parameters'],
+        'Hardware': '; '.join(dict.fromkeys(run['hardware'] for run in runs)),
+        'Command': content['command'],
+        'Versions': '; '.join(dict.fromkeys(versions)),
+        'Settings': _pairs(settings),
+    }
     against = {
         "the features are not OGB's": settings['features'] != FEATURES['ogb'],
         f'OGB asks for {LEADERBOARD_RUNS} runs': len(runs) < LEADERBOARD_RUNS,
         'runs were cut short by --max-epochs': any(run['cut_short'] for run in runs),
     }
-    if any(against.values()):
-        reasons = (reason for reason, holds in against.items() if holds)
-        yield f'Not to be submitted: {"; ".join(reasons)}'
+    if reasons := [reason for reason, holds in against.items() if holds]:
+        form['Not to be submitted'] = '; '.join(reasons)
+    lines = [f'{name}: {text}' for name, text in form.items()]
+    return '\n'.join(['For the submission form:', *lines])
 
 
 def _pairs(content: dict[str, Any]) -> str:
@@ -380,32 +265,33 @@ def _pairs(content: dict[str, Any]) -> str:
 
 def make_table(folder: Path = RESULTS) -> str:
     """All results side by side, each kind of features under its name."""
-    header = ['', 'valid (%)', 'test (%)', 'test, lowest valid loss (%)', 'runs']
-    header += ['epochs', 'seconds per epoch', 'of CPUs', 'peak memory (MB)']
-    header += ['parameters']
-    parts = []
-    for features, text in FEATURES.items():
-        found = {m: read_json(results_file(m, features, folder)) for m in MODELS}
-        rows = [_row(model, c['runs']) for model, c in found.items() if c]
+    found, parts = [*map(read_json, (folder / 'ogbn_arxiv').glob('*.json'))], []
+    for text in FEATURES.values():
+        same = {c['model']: c for c in found if c['settings']['features'] == text}
+        rows = [_row(model, same[model]['runs']) for model in MODELS if model in same]
         if rows:
-            parts.append(f'{DATASET}, features: {text}\n\n{table(header, rows)}')
+            cells = table([*rows[0]], [[*row.values()] for row in rows])
+            parts.append(f'{DATASET}, features: {text}\n\n{cells}')
     return '\n\n'.join(parts) or 'There are no results yet.'
 
 
-def _row(model: str, runs: list[dict[str, Any]]) -> list[str]:
-    def mean(key: str, digits: int = 1) -> str:
-        values = [run[key] for run in runs if run[key] is not None]
-        return f'{statistics.fmean(values):.{digits}f}' if values else '–'
-
-    row = [TITLES[MODELS[model]]]
-    row += [
-        figure(runs, f) for f in ('highest_valid', 'final_test', 'lowest_loss_test')
-    ]
-    cut = ' (cut short)' * any(run['cut_short'] for run in runs)
-    row += [str(len(runs)), mean('epochs', 0) + cut, mean('seconds_per_epoch')]
-    row += [mean('cpu_seconds_per_epoch')]
-    row += [f'{max(run["peak_memory_mb"] for run in runs):,.0f}']
-    return [*row, f'{runs[0]["parameters"]:,}']
+def _row(model: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+    key = 'cpu_seconds_per_epoch'  # not known if a killed process had run all epochs
+    spent = [run[key] for run in runs if run[key] is not None]
+    epochs = f'{fmean(run["epochs"] for run in runs):.0f}'
+    seconds = fmean(run['seconds'] / run['epochs'] for run in runs)
+    return {
+        '': TITLES[MODELS[model]],
+        'valid (%)': figure(runs, 'highest_valid'),
+        'test (%)': figure(runs, 'final_test'),
+        'test, lowest valid loss (%)': figure(runs, 'lowest_loss_test'),
+        'runs': str(len(runs)),
+        'epochs': epochs + ' (cut short)' * any(run['cut_short'] for run in runs),
+        'seconds per epoch': f'{seconds:.1f}',
+        'of CPUs': f'{fmean(spent):.1f}' if spent else '–',
+        'peak memory (MB)': f'{max(run["peak_memory_mb"] for run in runs):,.0f}',
+        'parameters': f'{runs[0]["parameters"]:,}',
+    }
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -419,6 +305,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--log-steps', type=positive, default=1, help='epochs from line to line')
     add('--table', action='store_true', help='only show all results')
     add_options(parser)
+    parser.set_defaults(device=default_device())
     return parser.parse_args(argv)
 
 
@@ -427,12 +314,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     if not args.table:
         stage(args)
-        options = {**run_options(args), 'max_epochs': args.max_epochs}
-        options['log_steps'] = args.log_steps if options.pop('progress') else None
-        seeds = range(args.first, args.first + args.runs)
-        content = run_seeds(args.model, args.features, seeds, args.root, **options)
-        print('\n'.join(all_lines(content['runs'])))
-        print('\n' + '\n'.join(submission(content)) + '\n')
+        content = run_seeds(args)
+        print(logged('All runs', content['runs']))
+        print(f'\n{submission(content)}\n')
     print(make_table(args.results))
     return 0
 

