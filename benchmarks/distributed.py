@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
-import sys
+import itertools
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import common
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from common import RESULTS, machine, peak_memory_mb, read_json, versions, write_json
+from common import CONFIGS, RESULTS, peak_memory_mb, read_json, read_yaml, write_json
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
@@ -34,22 +35,11 @@ from torch_geometric_idgl.datasets.load import load_arxiv_graph
 from torch_geometric_idgl.distributed import distribute, partition, process_group
 from torch_geometric_idgl.loader import PartitionLoader
 
-SETTINGS: dict[str, Any] = {
-    'hidden_channels': 256,
-    'num_layers': 3,
-    'out_channels': 40,
-    'dropout': 0.3,
-    'norm': 'batch_norm',
-    'num_anchors': 300,
-    'heads': 1,
-    'epsilon': 0.9,
-    'initial_weight': 0.8,
-    'update_weight': 0.1,
-    'smoothness': 0.2,
-    'sparsity': 0.0,
-    'tol': None,  # two refinements, whatever comes
-    'max_iters': 2,
-}
+KEYS = ('hidden_channels', 'num_layers', 'dropout', 'norm', 'num_anchors', 'heads')
+KEYS += ('epsilon', 'initial_weight', 'update_weight', 'smoothness', 'sparsity')
+PAPER = read_yaml(CONFIGS / 'paper.yaml')['idgl-anch']['ogbn-arxiv']
+SETTINGS: dict[str, Any] = {key: PAPER[key] for key in KEYS}
+SETTINGS |= {'out_channels': 40, 'tol': None, 'max_iters': 2}  # always two refinements
 NUM_FEATURES = 128
 NUM_NEIGHBOURS = 14  # of ogbn-arxiv, both directions
 
@@ -67,68 +57,52 @@ def make_data(n: int) -> Data:
     return data
 
 
-def count_bytes(world_size: int) -> Counter:
-    """Counts what this rank sends from now on, by kind."""
-    sent: Counter = Counter()
-    shares = {
-        'all_reduce': (0, 2 * (world_size - 1) / world_size),
-        'all_to_all_single': (1, 1.0),
-        'broadcast': (0, min(world_size - 1, 1)),
-    }
-    for name, (place, share) in shares.items():
-        fn = getattr(dist, name)
-
-        def counted(*args, fn=fn, name=name, place=place, share=share, **kwargs):
-            sent[name] += share * args[place].numel() * args[place].element_size()
-            sent[f'calls of {name}'] += 1
-            return fn(*args, **kwargs)
-
-        setattr(dist, name, functools.wraps(fn)(counted))
-    return sent
+def counted(sent: Counter, name: str, share: float, fn: Callable, *args, **kwargs):
+    """Calls a collective, and adds what this rank sends."""
+    sent['calls'] += 1
+    sent[name] += share * args[name == 'all_to_all_single'].nbytes
+    return fn(*args, **kwargs)
 
 
-def work(n: int, steps: int, out: Path) -> None:
+def work(n: int, steps: int) -> dict[str, Any]:
+    """The work of a rank, of one thread; a row of the results."""
+    torch.set_num_threads(1)
     with process_group(timeout=600) as (rank, world_size):
-        sent = count_bytes(world_size)
+        sent, ring = Counter(), 2 * (world_size - 1) / world_size
+        once = min(world_size - 1, 1)  # not at all without other ranks
+        shares = {'all_reduce': ring, 'all_to_all_single': 1, 'broadcast': once}
+        for name, share in shares.items():
+            fn = getattr(dist, name)
+            setattr(dist, name, functools.partial(counted, sent, name, share, fn))
         shard = partition(make_data(n), rank, world_size)
         start_mb = peak_memory_mb()
         seed_everything(0)
         model = IDGLAnch(NUM_FEATURES, **SETTINGS, cached=True)
         model = DistributedDataParallel(distribute(model))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        loss = torch.nn.CrossEntropyLoss(reduction='none')
         mask, y = shard.train_mask, shard.y[shard.train_mask]
-        seconds, cpu_seconds = [], []
+        times = []
         for _ in range(1 + steps):  # The first one makes what is kept.
             sent.clear()
             start, cpu_start = time.perf_counter(), time.process_time()
             optimizer.zero_grad()
             _, trace = model(shard, return_trace=True)
-            loss = trace.loss(
-                lambda out: shard.mean(F.cross_entropy(out[mask], y, reduction='none'))
-            )
-            loss.backward()
+            trace.loss(lambda out: shard.mean(loss(out[mask], y))).backward()
             optimizer.step()
-            seconds.append(time.perf_counter() - start)
-            cpu_seconds.append(time.process_time() - cpu_start)
-        weights = 4 * sum(p.numel() for p in model.parameters())
-        row = {
-            'nodes': n,
-            'ranks': world_size,
-            'seconds': round(median(seconds[1:]), 3),
-            'cpu_seconds': round(median(cpu_seconds[1:]), 3),
-            'start_mb': start_mb,
-            'peak_mb': peak_memory_mb(),
-            # Features of the first are sent forwards, gradients of the second back.
-            'sent_nodes': trace.initial.halo.wanted.numel(),
-            'fetched_nodes': sum(trace.initial.halo.sizes),
-            'halo_bytes': int(sent['all_to_all_single']),
-            'sum_bytes': int(sent['all_reduce']),
-            'broadcast_bytes': int(sent['broadcast']),
-            'weight_bytes': int(weights * 2 * (world_size - 1) / world_size),
-            'calls': sum(sent[key] for key in sent if key.startswith('calls')),
-        }
-        if rank == 0:
-            write_json(out, row)
+            times.append((time.perf_counter() - start, time.process_time() - cpu_start))
+        medians = [round(median(t), 3) for t in zip(*times[1:], strict=True)]
+        row = {'nodes': n, 'ranks': world_size, 'seconds': medians[0]}
+        row |= {'cpu_seconds': medians[1], 'start_mb': start_mb}
+        # Features of the first are sent forwards, gradients of the second back.
+        halo = trace.initial.halo
+        row |= {'peak_mb': peak_memory_mb(), 'sent_nodes': halo.wanted.numel()}
+        row |= {'fetched_nodes': sum(halo.sizes), 'calls': sent['calls']}
+        row['halo_bytes'] = int(sent['all_to_all_single'])
+        row['sum_bytes'] = int(sent['all_reduce'])
+        row['broadcast_bytes'] = int(sent['broadcast'])
+        row['weight_bytes'] = int(ring * sum(p.nbytes for p in model.parameters()))
+        return row
 
 
 def halo_of_arxiv(root: str) -> list[dict[str, Any]]:
@@ -139,27 +113,15 @@ def halo_of_arxiv(root: str) -> list[dict[str, Any]]:
     data.x = torch.zeros(data.y.numel(), 1)
     rows = []
     for ranks in (2, 4, 8, 16):
-        row: dict[str, Any] = {'ranks': ranks}
         seed_everything(0)
-        grown = PartitionLoader(data, ranks).part
-        for name, part in (('ranges', None), ('grown', grown)):
+        row: dict[str, Any] = {'ranks': ranks}
+        parts = {'ranges': None, 'grown': PartitionLoader(data, ranks).part}
+        for name, part in parts.items():
             shards = (partition(data, rank, ranks, part) for rank in range(ranks))
             halo = sum(shard.adj_t.halo_index.numel() for shard in shards)
             row[name] = round(halo / data.y.numel(), 3)
         rows.append(row)
     return rows
-
-
-def measure(n: int, ranks: int, steps: int, out: Path) -> dict[str, Any]:
-    command = [sys.executable]
-    if ranks > 1:
-        command += ['-m', 'torch.distributed.run', '--standalone']
-        command += ['--nproc-per-node', str(ranks)]
-    command += [__file__, '--sizes', str(n), '--steps', str(steps)]
-    subprocess.run([*command, '--work', '--out', str(out)], check=True)
-    row = read_json(out)
-    out.unlink()
-    return row
 
 
 def main() -> None:
@@ -169,32 +131,24 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=3)
     parser.add_argument('--root', help='the data, to look at ogbn-arxiv alone')
     parser.add_argument('--out', type=Path, default=RESULTS / 'distributed.json')
-    parser.add_argument('--work', action='store_true', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.work:
-        work(args.sizes[0], args.steps, args.out)
-        return
     content: dict[str, Any] = read_json(args.out) or {}
+    command = 'python benchmarks/distributed.py'
     if args.root:
-        parts = halo_of_arxiv(args.root)
-        command = 'python benchmarks/distributed.py --root ROOT'
-        made = {'command': command, 'versions': versions(), 'fetched_per_node': parts}
+        made = {'command': f'{command} --root ROOT', 'versions': common.versions()}
+        made['fetched_per_node'] = halo_of_arxiv(args.root)
         write_json(args.out, {**content, 'ogbn-arxiv': made})
         return
-    content |= {
-        'command': 'python benchmarks/distributed.py',
-        'arguments': {key: getattr(args, key) for key in ('sizes', 'ranks', 'steps')},
-        'versions': versions(),
-        'machine': machine(),
-        'settings': {'num_features': NUM_FEATURES, **SETTINGS},
-        'steps': [],
-    }
-    temp = args.out.with_suffix('.row.json')
-    for n in args.sizes:
-        for ranks in args.ranks:
-            row = measure(n, ranks, args.steps, temp)
-            print(row, flush=True)
-            content['steps'].append(row)
+    asked = {key: getattr(args, key) for key in ('sizes', 'ranks', 'steps')}
+    content |= {'command': command, 'arguments': asked, 'versions': common.versions()}
+    content |= {'machine': {**common.machine(), 'threads': 1}, 'steps': []}
+    content['settings'] = {'num_features': NUM_FEATURES, **SETTINGS}
+    for n, ranks in itertools.product(args.sizes, args.ranks):
+        place = {'rdzv_backend': 'c10d', 'rdzv_endpoint': 'localhost:0'}
+        config = LaunchConfig(1, 1, ranks, run_id=f'{n}-{ranks}', **place)
+        row = elastic_launch(config, work)(n, args.steps)[0]
+        print(row, flush=True)
+        content['steps'].append(row)
     write_json(args.out, content)
 
 

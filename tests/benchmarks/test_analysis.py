@@ -61,11 +61,11 @@ def test_analyses(name, argv, count, command, capsys):
 def test_cells_are_not_run_again(command, monkeypatch, capsys):
     trained, train = [], analysis.train
 
-    def spy(base, data, settings, cell, options):
+    def spy(cell, args):
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(cell['lambda'])
-        return train(base, data, settings, cell, options)
+        return train(cell, args)
 
     monkeypatch.setattr(analysis, 'train', spy)
     with pytest.raises(KeyboardInterrupt):
@@ -112,8 +112,9 @@ def test_other_seeds_take_what_was_chosen():
     ]
     first = [(0, option) for option in analysis.WEIGHTS]
     assert cells == [*first, (2, 0.25), (3, 0.25)]
-    (panel,) = analysis.attacks_panels(found)
-    assert panel.lines == {'IDGL': {0.25: [50.0]}}
+    (panel,) = analysis.make_panels('attacks', found)
+    assert panel.lines['IDGL'] == {0.25: [50.0]}
+    assert panel.lines.keys() - panel.dashed == {'IDGL'}
     assert 'Pro-GNN (published)' in panel.dashed
 
 
