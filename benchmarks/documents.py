@@ -100,6 +100,11 @@ def load_vectors(name: str, vocab: list[str], root: str) -> WordVectors:
     """The word vectors of a name, scaled to their length if it is given."""
     entry = read_yaml(CONFIG)['vectors'][name]
     file, length = Path(root) / entry['file'], entry.get('length')
+    if not file.exists():
+        raise FileNotFoundError(
+            f"There is no file '{file}' of the word vectors '{name}'; put it there, or "
+            f"name others by '--vectors'"
+        )
     vectors = load_word_vectors(file, vocab, normalize=length is not None)
     return vectors._replace(weight=(length or 1.0) * vectors.weight)
 

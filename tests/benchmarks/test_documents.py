@@ -505,3 +505,10 @@ def test_a_part_of_an_epoch_can_be_timed(data, monkeypatch):
     case = (part, methods, functools.partial(make, every=1))
     monkeypatch.setitem(speed.CASES, 'newsgroups', case)
     assert speed.run('newsgroups', 'idgl', root=str(data))['seconds'] > 0
+
+
+def test_missing_word_vectors_are_named(tmp_path):
+    name = load_settings(find_system('idgl'), '20news')['vectors']
+    message = rf"There is no file '.*' of the word vectors '{name}'; put it there"
+    with pytest.raises(FileNotFoundError, match=message):
+        documents.load_vectors(name, ['word'], str(tmp_path))
