@@ -113,6 +113,7 @@ def tiles(rows: Nodes, cols: Nodes, entries: int | None = None) -> Iterator[Tile
     entries = block_entries(rows.device) if entries is None else entries
     for graph, (height, width) in enumerate(zip(rows.sizes, cols.sizes, strict=True)):
         step = max(1, entries // max(1, width))
+        step -= step % 64 if step > 64 else 0  # such sizes are multiplied faster
         for top in range(0, height, step):
             yield Tile(graph, top, min(top + step, height), 0, width)
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ def csr_without_warning() -> Iterator[None]:
 
 
 _DENSE_DOTS = 0.01  # share of places above which `_pair_dot` multiplies dense tiles
+# Wide matrices are multiplied by few columns at a time: a CPU's cache then holds the
+# rows that many bags share. It takes half the time with the features of Pubmed.
+_WIDE, _COLUMNS = 512, 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +106,13 @@ class Pattern:
         return Pattern.from_sorted(self.col[perm], self.row[perm], shape), perm
 
 
-# The product with a dense matrix, of columns, matrix, row pointers and values: bags are
-# rows.
-_multiply = partial(F.embedding_bag, mode='sum', include_last_offset=True)
+def _multiply(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
+    """The product of a sparse and a dense matrix: bags are rows."""
+    if dense.size(1) > _WIDE and not dense.is_cuda:
+        blocks = dense.split(_COLUMNS, dim=1)
+        return torch.cat([_multiply(pattern, value, b) for b in blocks], dim=1)
+    options = {'mode': 'sum', 'include_last_offset': True, 'per_sample_weights': value}
+    return F.embedding_bag(pattern.col, dense.contiguous(), pattern.rowptr, **options)
 
 
 def _pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
@@ -156,10 +163,7 @@ class _SpMM(torch.autograd.Function):
         ctx.matrix, ctx.transposed = matrix, transposed
         ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
         same = (matrix.pattern, value.contiguous())
-        pattern, value = matrix.turned if transposed else same
-        return _multiply(
-            pattern.col, dense.contiguous(), pattern.rowptr, per_sample_weights=value
-        )
+        return _multiply(*(matrix.turned if transposed else same), dense)
 
     @staticmethod
     def backward(ctx, grad):
@@ -173,10 +177,7 @@ class _SpMM(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             matrix = ctx.matrix
             same = (matrix.pattern, matrix.value.detach().contiguous())
-            pattern, value = same if ctx.transposed else matrix.turned
-            grad_dense = _multiply(
-                pattern.col, grad.contiguous(), pattern.rowptr, per_sample_weights=value
-            )
+            grad_dense = _multiply(*(same if ctx.transposed else matrix.turned), grad)
         return None, None, grad_value, grad_dense
 
 
@@ -191,16 +192,14 @@ class _SDDMM(torch.autograd.Function):
     def backward(ctx, grad):
         if torch.is_grad_enabled():
             refuse_second_derivatives()
-        a, b = (factor.contiguous() for factor in ctx.saved_tensors)
+        a, b = ctx.saved_tensors
         pattern, grad = ctx.pattern, grad.contiguous()
         grad_a = grad_b = None
         if ctx.needs_input_grad[1]:
-            grad_a = _multiply(pattern.col, b, pattern.rowptr, per_sample_weights=grad)
+            grad_a = _multiply(pattern, grad, b)
         if ctx.needs_input_grad[2]:
             transposed, perm = pattern.transposed
-            grad_b = _multiply(
-                transposed.col, a, transposed.rowptr, per_sample_weights=grad[perm]
-            )
+            grad_b = _multiply(transposed, grad[perm], a)
         return None, grad_a, grad_b, None
 
 
