@@ -45,9 +45,10 @@ def test_pattern():
     assert pattern.places(0, 3) == slice(0, 4) and pattern.places(1, 2) == slice(2, 2)
 
 
-def test_products():
+@pytest.mark.parametrize('width', [3, 600])  # at once, and by blocks of columns
+def test_products(width):
     value = values().requires_grad_()
-    f, g = uniform(4, 3).requires_grad_(), uniform(5, 3).requires_grad_()
+    f, g = uniform(4, width).requires_grad_(), uniform(5, width).requires_grad_()
     for inputs, actual, expected in [
         (f, lambda m: m.matmul(f), lambda d: d @ f),
         (g, lambda m: m.t_matmul(g), lambda d: d.t() @ g),
