@@ -72,14 +72,14 @@ PERTURBED = {
     'delete': {'initial_weight': 0.7, 'update_weight': 0.1},
     'add': {'initial_weight': 0.1, 'update_weight': 0.2},
 }
-# Of perturbed and attacked graphs: what this package has by default, but fewer anchors.
+# Of perturbed graphs: what this package has by default, but fewer anchors.
 FEW_ANCHORS = {'num_anchors': 100, 'scale_regularizer': True}
 # What is chosen on the dev nodes, by cross-entropy: IDGL's weight of the initial graph,
 # the smallest similarity of edges that are kept, the number of neighbours.
 WEIGHTS = [0.8, 0.5, 0.25, 0.1, 0.0]
 THRESHOLDS = [0.01, 0.02, 0.03, 0.04, 0.05]
 ATTACK_OPTIONS = {'gcn': [None], 'gcn-pruned': THRESHOLDS, 'gcn-knn': [5, 10, 20]}
-ATTACK_OPTIONS |= {'idgl': WEIGHTS, 'idgl-pruned': THRESHOLDS, 'idgl-anch': WEIGHTS}
+ATTACK_OPTIONS |= {'idgl': WEIGHTS, 'idgl-pruned': THRESHOLDS}
 
 
 def prepare(cell: Row, root: str) -> tuple[str, Row, Data]:
