@@ -38,7 +38,7 @@ def command(tmp_path, monkeypatch):
     ('name', 'argv', 'count'),
     [
         ('edges', ['--dataset', 'cora', '--rates', '0.25'], 8),
-        ('attacks', ['--dataset', 'citeseer', '--rates', '0.25'], 24),
+        ('attacks', ['--dataset', 'citeseer', '--rates', '0.25'], 19),
         ('convergence', ['--dataset', 'cora'], 1),
         ('stopping', ['--dataset', 'cora', '--values', '0', '2'], 2),
         ('lambda', ['--systems', 'idgl'], 5),
