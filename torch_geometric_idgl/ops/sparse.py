@@ -111,8 +111,14 @@ def _multiply(pattern: Pattern, value: Tensor, dense: Tensor) -> Tensor:
     if dense.size(1) > _WIDE and not dense.is_cuda:
         blocks = dense.split(_COLUMNS, dim=1)
         return torch.cat([_multiply(pattern, value, b) for b in blocks], dim=1)
-    options = {'mode': 'sum', 'include_last_offset': True, 'per_sample_weights': value}
-    return F.embedding_bag(pattern.col, dense.contiguous(), pattern.rowptr, **options)
+    return F.embedding_bag(
+        pattern.col,
+        dense.contiguous(),
+        pattern.rowptr,
+        mode='sum',
+        per_sample_weights=value,
+        include_last_offset=True,
+    )
 
 
 def _pair_dot(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
@@ -162,8 +168,8 @@ class _SpMM(torch.autograd.Function):
     def forward(ctx, matrix, transposed, value, dense):
         ctx.matrix, ctx.transposed = matrix, transposed
         ctx.save_for_backward(dense if ctx.needs_input_grad[2] else None)
-        same = (matrix.pattern, value.contiguous())
-        return _multiply(*(matrix.turned if transposed else same), dense)
+        pattern, value = matrix.turned if transposed else (matrix.pattern, value)
+        return _multiply(pattern, value.contiguous(), dense)
 
     @staticmethod
     def backward(ctx, grad):
@@ -176,8 +182,10 @@ class _SpMM(torch.autograd.Function):
             grad_value = _pair_dot(ctx.matrix.pattern, left, right)
         if ctx.needs_input_grad[3]:
             matrix = ctx.matrix
-            same = (matrix.pattern, matrix.value.detach().contiguous())
-            grad_dense = _multiply(*(same if ctx.transposed else matrix.turned), grad)
+            pattern, value = matrix.turned
+            if ctx.transposed:
+                pattern, value = matrix.pattern, matrix.value.detach().contiguous()
+            grad_dense = _multiply(pattern, value, grad)
         return None, None, grad_value, grad_dense
 
 
