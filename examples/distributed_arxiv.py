@@ -30,6 +30,7 @@ from torch_geometric_idgl.distributed import (
     load_checkpoint,
     partition,
     process_group,
+    same_anchors,
     save_checkpoint,
 )
 from torch_geometric_idgl.loader import AnchorLoader, PartitionLoader
@@ -150,15 +151,16 @@ def main(rank, world_size):
     if args.mini_batch:  # The same parts on all ranks; each takes its share of them.
         sampler = DistributedSampler(range(args.parts), world_size, rank)
         loader = PartitionLoader(data, args.parts, sampler=sampler)
-        loader = AnchorLoader(loader, data, model.draw_anchors)
+        loader = AnchorLoader(loader, data, same_anchors(model.draw_anchors))
     else:
         model = distribute(model)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     seed_everything(args.seed + rank)  # other nodes are dropped on other ranks
 
+    run = {k: v for k, v in vars(args).items() if k not in ('epochs', 'checkpoint')}
     progress = {'epoch': 0, 'best': 0.0, 'test': 0.0}
-    progress = load_checkpoint(args.checkpoint, model, optimizer) or progress
+    progress = load_checkpoint(args.checkpoint, model, optimizer, run) or progress
     for epoch in range(progress['epoch'] + 1, args.epochs + 1):
         model.train()
         if args.mini_batch:
@@ -170,7 +172,7 @@ def main(rank, world_size):
         if val > progress['best']:
             progress.update(best=val, test=tested)
         progress['epoch'] = epoch
-        save_checkpoint(args.checkpoint, model, optimizer, progress)
+        save_checkpoint(args.checkpoint, model, optimizer, progress, run)
         if rank == 0:
             log(Epoch=epoch, Loss=loss, Train=train, Val=val, Test=progress['test'])
     if rank == 0:

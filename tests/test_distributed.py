@@ -26,9 +26,11 @@ from torch_geometric_idgl.distributed import (
     load_checkpoint,
     partition,
     process_group,
+    same_anchors,
     save_checkpoint,
 )
 from torch_geometric_idgl.nn import OperatorConv
+from torch_geometric_idgl.training import fit
 
 pytestmark = pytest.mark.skipif(
     'fork' not in multiprocessing.get_all_start_methods(), reason='needs fork'
@@ -237,6 +239,10 @@ def other_things(rank, world_size):
             batch_loss(model, batch).backward()
             found['batches'].append([p.grad for p in model.parameters()])
 
+    draw = small_model().draw_anchors
+    torch.manual_seed(rank)
+    found['anchors'] = [draw(NUM_NODES), same_anchors(draw)(NUM_NODES)]
+
     found['mean'] = shard.mean(torch.arange(NUM_NODES)[shard.node_index] > 5)
     found['gathered'] = shard.gather(shard.y)
     found['sum'] = all_sum(torch.tensor([rank + 1.0]))
@@ -246,6 +252,10 @@ def other_things(rank, world_size):
 def test_other_things(tmp_path):
     first, second = run_ranks(other_things, 2, tmp_path)
     assert torch.equal(first['dropped'], second['dropped'])
+
+    for index, same in enumerate((False, True)):
+        pair = [found['anchors'][index] for found in (first, second)]
+        assert torch.equal(*pair) == same
 
     data = make_data()
     for key in ('mean', 'gathered', 'sum'):
@@ -309,17 +319,53 @@ with process_group('gloo', checkpoint=sys.argv[1]) as ranks:
 """
 
 
+def torchrun(script, *args):
+    """A script in two processes, as they are started in practice."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2']
+    command += ['--master-port', str(free_port()), str(script), *map(str, args)]
+    root = str(Path(__file__).parents[1])
+    env = {**os.environ, 'PYTHONPATH': root, 'OMP_NUM_THREADS': '1'}
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+SUMS = """
+import torch
+from torch_geometric_idgl.distributed import all_sum, process_group
+with process_group('gloo') as (rank, world_size):
+    x = torch.ones(1000)
+    for _ in range(50):
+        x = all_sum(x) / world_size
+"""
+
+
+def test_ends_well():
+    """Threads that still hold tensors must not end the process their own way."""
+    for _ in range(3):
+        env = {**os.environ, 'MASTER_ADDR': '127.0.0.1', 'WORLD_SIZE': '2'}
+        env |= {'MASTER_PORT': str(free_port()), 'OMP_NUM_THREADS': '1'}
+        env['PYTHONPATH'] = str(Path(__file__).parents[1])
+        command = [sys.executable, '-c', SUMS]
+        ranks = [subprocess.Popen(command, env={**env, 'RANK': str(i)}) for i in (0, 1)]
+        assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize('mini_batch', [False, True])
+def test_example_in_two_processes(tmp_path, mini_batch):
+    script = Path(__file__).parents[1] / 'examples' / 'distributed_arxiv.py'
+    options = ['--synthetic', 400, '--epochs', 2, '--checkpoint', tmp_path / 'run.pt']
+    job = torchrun(script, *options, *['--mini-batch'] * mini_batch)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count('Epoch: ') == 2
+    assert re.search(r'Test accuracy: 0\.\d+', job.stdout)
+
+
 def test_goes_on_after_a_rank_was_killed(tmp_path):
     file = tmp_path / 'run.pt'
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT)
-    root = str(Path(__file__).parents[1])
-    command = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2']
-    command += ['--master-port', str(free_port()), str(script), str(file)]
-    env = {**os.environ, 'PYTHONPATH': root, 'OMP_NUM_THREADS': '1'}
-    job = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    job = torchrun(script, file)
     assert job.returncode != 0
     assert time.time() - file.stat().st_mtime < 60  # since the last checkpoint
     assert (
@@ -340,8 +386,8 @@ def test_goes_on_after_a_rank_was_killed(tmp_path):
             assert torch.equal(continued[rank][1][key], value), key
 
 
-def messages(fn, timeout, tmp_path):
-    """What the errors of two ranks say."""
+def messages(fn, timeout, tmp_path, count=1):
+    """What the errors of two ranks say; so many of them are waited for."""
     context = multiprocessing.get_context('fork')
     port, said = free_port(), context.Queue()
 
@@ -354,7 +400,7 @@ def messages(fn, timeout, tmp_path):
     ranks = [context.Process(target=run, args=(rank,)) for rank in range(2)]
     for process in ranks:
         process.start()
-    found = dict([said.get(timeout=60)])
+    found = dict(said.get(timeout=60) for _ in range(count))
     ranks[0].join()
     ranks[1].kill()
     while not said.empty():
@@ -374,6 +420,34 @@ def test_says_what_another_rank_has_raised(tmp_path):
         "Rank 0 of 2 has stopped: rank 1 has raised KeyError: 'a mistake'. Start the "
         'same command again'
     )
+
+
+def test_says_that_a_rank_was_told_to_stop(tmp_path):
+    def fn(rank, world_size):
+        all_sum(torch.ones(1))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        all_sum(torch.ones(1))
+
+    found = messages(fn, 30, tmp_path, count=2)
+    told = 'was told to stop (SIGTERM). Start the same command again'
+    assert found[0] == f'Rank 0 of 2 has stopped: rank 1 {told}'
+    assert found[1] == f'Rank 1 of 2 has stopped: it {told}'
+
+
+def test_says_that_all_ranks_live(tmp_path):
+    """They wait for each other, in calls that do not fit."""
+
+    def fn(rank, world_size):
+        all_sum(torch.ones(1))
+        if rank == 0:
+            all_sum(torch.ones(1))
+        else:
+            torch.distributed.recv(torch.ones(1), 0)
+
+    found = messages(fn, 3, tmp_path, count=2)
+    for rank in (0, 1):
+        assert found[rank].startswith(f'Rank {rank} of 2 has stopped: all ranks live')
 
 
 def test_does_not_wait_for_a_rank_for_ever(tmp_path):
@@ -410,6 +484,11 @@ def wrong_number_of_ranks(rank, world_size, file):
     torch.save({**content, 'run': {'world_size': 7}}, file)
     with pytest.raises(ValueError, match='of 1 ranks'):
         load_checkpoint(file, model, optimizer)
+    save_checkpoint(file, model, optimizer, {'epoch': 1}, {'lr': 0.1})
+    assert load_checkpoint(file, model, optimizer, {'lr': 0.1}) == {'epoch': 1}
+    for other in ({'lr': 0.2}, None):
+        with pytest.raises(ValueError, match=r"settings .*got one with {'lr': 0.1}"):
+            load_checkpoint(file, model, optimizer, other)
 
 
 def test_checkpoint_of_another_number_of_ranks(tmp_path):
@@ -472,6 +551,20 @@ def test_distribute_refuses_what_it_cannot_do():
         distribute(IDGLAnch(6, 8, 2, norm='layer_norm'))
 
 
+def test_shards_are_for_models_that_can_do_with_them():
+    shard = partition(make_data(), 0, 2)
+    with pytest.raises(TypeError, match=r"'IDGLAnch' .*got 'IDGL'"):
+        IDGL(6, 8, 2).double()(shard)
+    with pytest.raises(RuntimeError, match=r"'distribute' .*BatchNorm"):
+        small_model(norm='batch_norm')(shard)
+    with pytest.raises(ValueError, match='layer normalisation of single nodes'):
+        small_model(norm='graph_norm').eval()(shard)
+    with pytest.raises(TypeError, match=r'whole graph .got the nodes of one rank'):
+        fit(small_model(), shard)
+    with pytest.raises(ValueError, match=r'whole graph .got nodes of one rank'):
+        small_model().eval().inference(shard)
+
+
 def test_names_of_parameters_stay():
     model = IDGLAnch(6, 8, 2, norm='batch_norm')
     names = list(model.state_dict())
@@ -518,6 +611,8 @@ def test_gather_wants_a_row_for_each_node():
     shard = partition(make_data(), 0, 2)
     with pytest.raises(ValueError, match=r"'rows' .*got shape \[1, 3\]"):
         shard.gather(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="'rows' to be a tensor"):
+        shard.gather([1, 2])
     for part, error in [([0, 1], TypeError), (torch.ones(2) > 0, ValueError)]:
         with pytest.raises(error, match="Expected 'part'"):
             partition(make_data(), 0, 2, part)

@@ -219,6 +219,11 @@ def test_given_parts():
         PartitionLoader(data, 7)
     with pytest.raises(ValueError, match=r"a graph with 'edge_index' \(got Data"):
         PartitionLoader(Data(x=data.x), 2)
+    with pytest.raises(ValueError, match="leave out 'ToSparseTensor'"):
+        PartitionLoader(Data(x=data.x, adj_t=torch.eye(6).to_sparse()), 2)
+    wrong = Data(x=data.x, edge_index=data.edge_index + 1)
+    with pytest.raises(ValueError, match="'edge_index' to hold nodes from 0 to 5"):
+        PartitionLoader(wrong, torch.zeros(6, dtype=torch.long))
 
 
 def loaders(data):
@@ -349,6 +354,9 @@ def test_anchor_loader_errors():
             next(iter(AnchorLoader(loader, data, anchors)))
     with pytest.raises(ValueError, match=r"batches to hold 'n_id'.*torch.arange"):
         next(iter(AnchorLoader([data], data, ANCHORS)))
+    others = PartitionLoader(Data(x=torch.rand(99, 2), edge_index=data.edge_index), 1)
+    with pytest.raises(ValueError, match="'n_id' to hold nodes from 0 to"):
+        next(iter(AnchorLoader(others, data, ANCHORS)))
     several = data.clone()
     several.n_id, several.batch = torch.arange(40), torch.arange(40) // 20
     with pytest.raises(ValueError, match=r'of one graph.*use disjoint=False'):

@@ -163,13 +163,13 @@ def check_graph_features(graph_x: Any, graph_channels: int | None, x: Tensor) ->
     return graph_x
 
 
-def check_nodes(edge_index: Tensor, num_nodes: int) -> None:
-    """Raise unless edges connect nodes that there are."""
-    if edge_index.numel():
-        low, high = map(int, edge_index.aminmax())
+def check_nodes(index: Tensor, num_nodes: int, name: str = 'edge_index') -> None:
+    """Raise unless an index is of nodes that there are."""
+    if index.numel():
+        low, high = map(int, index.aminmax())
         if low < 0 or high >= num_nodes:
             raise ValueError(
-                f"Expected 'edge_index' to hold nodes from 0 to {num_nodes - 1}, as "
+                f"Expected '{name}' to hold nodes from 0 to {num_nodes - 1}, as "
                 f'there are {num_nodes} (got {low} to {high})'
             )
 

@@ -14,12 +14,11 @@ is therefore added up over ranks too, and the average takes off what is too much
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,7 @@ __all__ = [
     'load_checkpoint',
     'partition',
     'process_group',
+    'same_anchors',
     'save_checkpoint',
 ]
 
@@ -244,6 +244,26 @@ class ShardAdjacency:
         self.num_total = num_total
         self._kept: dict[Any, ShardGraph] = {}
 
+    def check(self, model: Module) -> None:
+        """Raises unless a model can do with the nodes of one rank."""
+        if not isinstance(model, IDGLAnch):
+            raise TypeError(
+                f"Expected an 'IDGLAnch' for a graph whose nodes are spread over ranks "
+                f"(got '{type(model).__name__}', which compares all pairs of nodes)"
+            )
+        for norm in getattr(model.backbone, 'norms', ()):
+            _check_norm(norm)
+        alone = [
+            norm
+            for norm in model.modules()
+            if isinstance(norm, _NormBase) and not isinstance(norm, ShardBatchNorm)
+        ]
+        if model.training and alone:
+            raise RuntimeError(
+                f"Expected a model that 'distribute' has prepared (got one whose "
+                f'{alone[0]} would see the nodes of one rank alone)'
+            )
+
     def initial_graph(
         self, x: Tensor, normalize: bool, add_self_loops: bool
     ) -> ShardGraph:
@@ -333,11 +353,12 @@ class NodeShard(Data):
         Args:
             rows (torch.Tensor): The rows of the nodes of this rank.
         """
-        if rows.dim() == 0 or rows.size(0) != self.node_index.numel():
+        count = self.node_index.numel()
+        shape = list(rows.shape) if isinstance(rows, Tensor) else None
+        if not shape or shape[0] != count:
             raise ValueError(
-                f"Expected 'rows' to have a row for each of the "
-                f'{self.node_index.numel()} nodes of this rank (got shape '
-                f'{list(rows.shape)})'
+                f"Expected 'rows' to be a tensor with a row for each of the {count} "
+                f'nodes of this rank (got shape {shape})'
             )
         whole = rows.new_zeros(self.num_total, *rows.shape[1:])
         whole[self.node_index.to(rows.device)] = rows
@@ -522,6 +543,29 @@ def _check_norm(norm: Module) -> None:
         )
 
 
+def same_anchors(draw: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    r"""Anchors that are the same on all ranks, those that rank 0 draws, for
+    mini-batches in several processes.
+
+    .. code-block:: python
+
+        draw = same_anchors(model.draw_anchors)
+        loader = AnchorLoader(PartitionLoader(data, 20, sampler=sampler), data, draw)
+
+    Args:
+        draw (callable): A function from the number of nodes to anchors, such as
+            :obj:`model.draw_anchors`. All ranks have to call what is returned equally
+            often, as they do with one pass over a loader per epoch.
+    """
+
+    def drawn(num_nodes: int) -> Tensor:
+        found = [draw(num_nodes)]
+        dist.broadcast_object_list(found)
+        return found[0]
+
+    return drawn
+
+
 # Runs that go on after a failure -----------------------------------------------------
 
 
@@ -530,6 +574,7 @@ def save_checkpoint(
     model: Module,
     optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
+    run: dict[str, Any] | None = None,
 ) -> None:
     r"""Saves the state of a run, that of the random number generators of all ranks
     included. All ranks have to call it; rank 0 writes the file, at once or not at all.
@@ -541,12 +586,15 @@ def save_checkpoint(
         optimizer (torch.optim.Optimizer): The optimiser.
         progress (Dict[str, Any]): What else the run has to know: numbers, strings,
             tensors, and lists and dictionaries of them.
+        run (Dict[str, Any], optional): The settings of the run, of the same types. A
+            run with other settings does not go on from this file.
+            (default: :obj:`None`)
     """
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, rng_state())
     if dist.get_rank() == 0:
         content = {
-            'run': {'world_size': len(states)},
+            'run': {**(run or {}), 'world_size': len(states)},
             'model': _bare(model).state_dict(),
             'optimizer': optimizer.state_dict(),
             'progress': progress,
@@ -557,7 +605,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: str | Path, model: Module, optimizer: torch.optim.Optimizer
+    path: str | Path,
+    model: Module,
+    optimizer: torch.optim.Optimizer,
+    run: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     r"""Restores what :meth:`save_checkpoint` has saved, such that the run goes on as if
     it had not been stopped. All ranks have to call it; only rank 0 reads the file.
@@ -566,6 +617,8 @@ def load_checkpoint(
         path (str or Path): The file.
         model (torch.nn.Module): The model.
         optimizer (torch.optim.Optimizer): The optimiser.
+        run (Dict[str, Any], optional): The settings of this run, which have to be those
+            that were saved. (default: :obj:`None`)
 
     Returns:
         The progress that was saved, or :obj:`None` if there is no file.
@@ -573,11 +626,16 @@ def load_checkpoint(
     found: list[Any] = [None]
     if dist.get_rank() == 0 and Path(path).exists():
         content = read_checkpoint(Path(path), 'save_checkpoint')
-        saved = content['run'].get('world_size')
+        saved = content['run'].pop('world_size', None)
         if saved != dist.get_world_size():
             raise ValueError(
                 f"Expected '{path}' to be a checkpoint of {dist.get_world_size()} "
                 f'ranks (got one of {saved}). Start as many, or remove it'
+            )
+        if (saved := content['run']) != (run or {}):
+            raise ValueError(
+                f"Expected '{path}' to be a checkpoint of a run with the settings "
+                f'{run or {}} (got one with {saved}). Name another file, or remove it'
             )
         found = [content]
     dist.broadcast_object_list(found)
@@ -596,6 +654,9 @@ def _bare(model: Module) -> Module:
 
 class _Stopped(BaseException):
     """Somebody asks the process to end."""
+
+
+_TOLD = 'was told to stop (SIGTERM)'
 
 
 @contextlib.contextmanager
@@ -637,17 +698,23 @@ def process_group(
         yield rank, world_size
     except BaseException as error:
         _on_sigterm(signal.SIG_IGN)  # there is something to say first
-        lost = isinstance(error, _Stopped) or _is_lost_connection(error)
-        note = '' if lost else f'{type(error).__name__}: {error}'
+        note = f'has raised {type(error).__name__}: {error}'
+        if isinstance(error, _Stopped):
+            note = _TOLD
+        elif _is_lost_connection(error):
+            note = ''
         with contextlib.suppress(RuntimeError):  # It may be gone with its machine.
             store.set(f'ended/{rank}', note)
-        if not lost:
+        if note not in ('', _TOLD):
             if world_size == 1:  # no one is waited for: it may be entered again
                 _leave()
             raise
-        raise RuntimeError(_what_happened(store, rank, world_size, checkpoint)) from (
-            error if isinstance(error, Exception) else None
-        )
+        what = _what_happened(store, rank, world_size, error)
+        then = '' if checkpoint is None else f", which goes on from '{checkpoint}'"
+        raise RuntimeError(
+            f'Rank {rank} of {world_size} has stopped: {what}. Start the same command '
+            f'again{then}'
+        ) from (error if isinstance(error, Exception) else None)
     else:
         _leave()
     finally:
@@ -655,9 +722,10 @@ def process_group(
 
 
 def _leave() -> None:
-    # A model that outlives the group would end it, and wait for a thread of it that
-    # waits for Python: what is never freed cannot do that.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    # Threads of gloo let go of the last tensors as soon as they get hold of Python,
+    # which is left to them for a moment. Otherwise the process may hang or abort at its
+    # end: it did in a third of all runs.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
@@ -679,24 +747,27 @@ def _is_lost_connection(error: BaseException) -> bool:
     )
 
 
-def _what_happened(
-    store: Any, rank: int, world_size: int, checkpoint: str | Path | None
-) -> str:
-    """Which rank has ended, and what to do. Those that live leave a note."""
+def _what_happened(store: Any, rank: int, world_size: int, error: BaseException) -> str:
+    """Which rank has ended, and why. Those that live leave a note."""
     others = set(range(world_size)) - {rank}
-    causes, end = {}, time.monotonic() + 3.0
+    notes, end = {}, time.monotonic() + 3.0
     with contextlib.suppress(RuntimeError):
         while others and time.monotonic() < end:
             for other in sorted(others):
                 if store.check([f'ended/{other}']):
-                    causes[other] = store.get(f'ended/{other}').decode()
+                    notes[other] = store.get(f'ended/{other}').decode()
                     others.remove(other)
             time.sleep(0.05)
-    told = [f'rank {other} has raised {note}' for other, note in causes.items() if note]
+    raised = [f'rank {other} {note}' for other, note in notes.items() if note]
+    failed = [text for text in raised if not text.endswith(_TOLD)]
+    if isinstance(error, _Stopped):  # those that are well leave no note
+        return ', '.join([f'it {_TOLD}', *failed])
     gone = [f'rank {other} no longer answers' for other in sorted(others)]
-    what = ', '.join(told or gone) or 'it was told to'
-    then = '' if checkpoint is None else f", which goes on from '{checkpoint}'"
+    # Where one rank has failed, those that are told to stop are told for that reason.
+    if found := failed or gone or raised:
+        return ', '.join(found)
+    said = str(error).partition('\n')[0]
     return (
-        f'Rank {rank} of {world_size} has stopped: {what}. Start the same command '
-        f'again{then}'
+        f'all ranks live, but one has waited for the others in vain. Perhaps they do '
+        f'not make the same calls, or one takes longer than the timeout ({said})'
     )

@@ -144,6 +144,7 @@ class PartitionLoader(DataLoader):
 
     def __init__(self, data: Data, parts: int | Tensor, **kwargs: Any) -> None:
         edge_index, num_nodes = _edges(data), int(data.num_nodes or 0)
+        check_nodes(edge_index, num_nodes)
         if isinstance(parts, Tensor):
             part = parts.to(edge_index.device)
             if part.dtype != torch.long or part.size() != (num_nodes,):
@@ -281,6 +282,7 @@ class AnchorLoader:
     def _with_anchors(self, batch: Data, anchors: Tensor, edges: Tensor) -> Data:
         n_id = _numbers(batch)
         num_own = n_id.numel()
+        check_nodes(n_id, int(self.data.num_nodes or 0), 'n_id')
         place = n_id.new_full((int(self.data.num_nodes or 0),), -1)
         place[n_id] = torch.arange(num_own, device=n_id.device)
         missing = anchors[place[anchors] < 0].unique()
@@ -316,9 +318,11 @@ class AnchorLoader:
 def _edges(data: Any) -> Tensor:
     edge_index = data.get('edge_index') if isinstance(data, Data) else None
     if not isinstance(edge_index, Tensor):
+        advice = "a graph can be made by 'CosineKNNGraph'"
+        if isinstance(data, Data) and 'adj_t' in data:
+            advice = "leave out 'ToSparseTensor'"
         raise ValueError(
-            f"Expected 'data' to be a graph with 'edge_index' (got {data}; a graph can "
-            f"be made by 'CosineKNNGraph')"
+            f"Expected 'data' to be a graph with 'edge_index' (got {data}; {advice})"
         )
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
@@ -376,7 +380,6 @@ def _grow_parts(edge_index: Tensor, num_nodes: int, num_parts: int) -> Tensor:
     are beside of, drawn at random; whoever finds all of them full is put anywhere.
     """
     device = edge_index.device
-    check_nodes(edge_index, num_nodes)
     part = torch.full((num_nodes,), -1, device=device)
     room = torch.full((num_parts,), num_nodes // num_parts, device=device)
     room[: num_nodes % num_parts] += 1

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import ClusterData, ClusterLoader, NeighborLoader
 from torch_geometric.nn import GCN, GCNConv
 
@@ -75,6 +75,20 @@ def test_inference_takes_what_forward_takes():
     # Without a graph, on that of the nearest neighbours.
     out = model.inference(x, batch_size=4, **options)
     assert_close(out, model(x, **options), 1e-10)
+
+
+def test_inference_takes_data():
+    x, edge_index = make_graph(13, dtype=torch.float64)
+    other = make_graph(13, 4, seed=1, dtype=torch.float64)[0]
+    model = make_model(IDGLAnch, graph_channels=4).double().eval()
+    weight = torch.linspace(0.2, 1.0, edge_index.size(1), dtype=torch.float64)
+    data = Data(x=x, edge_index=edge_index, edge_weight=weight, graph_x=other)
+    data.anchor_index = torch.tensor([11, 2, 5])
+    assert_close(model.inference(data, batch_size=4), model(data), 1e-10)
+    with pytest.raises(ValueError, match='as arguments besides'):
+        model.inference(data, edge_index)
+    with pytest.raises(ValueError, match=r'one whole graph .got a batch of graphs'):
+        model.inference(Batch.from_data_list([data, data]))
 
 
 def test_inference_of_a_wrapped_gnn():

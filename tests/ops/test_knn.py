@@ -207,6 +207,26 @@ def searched(knn, monkeypatch):
     return results
 
 
+def test_exact_search_finds_what_faiss_finds():
+    faiss = pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    x = torch.randn(2000, 32, generator=torch.Generator().manual_seed(0))
+    rows = normalize(x, dim=1).numpy()
+    near = faiss.knn(rows, rows, 20, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    same = knn_graph(x, 20)[1].view(-1, 20) == torch.from_numpy(near)
+    assert same.float().mean() > 0.999  # but for similarities that rounding makes equal
+
+
+def test_approximate_search_as_it_comes():
+    pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    x = few_clusters(12_000)
+    exact, near = (
+        knn_graph(x, 20, approximate=approximate)[1].view(-1, 20)
+        for approximate in (False, True)
+    )
+    assert (near.unsqueeze(2) == exact.unsqueeze(1)).any(1).float().mean() >= 0.9
+    assert not torch.equal(near, exact)  # or it was not approximate at all
+
+
 @pytest.mark.parametrize('include_self', [True, False])
 def test_approximate_recall_and_order(knn, monkeypatch, include_self):
     x, k = few_clusters(), 20

@@ -342,15 +342,10 @@ class IDGL(Module):
         """
         if isinstance(x, Data):
             given = (edge_index, edge_weight, batch, batch_size, graph_x)
-            if any(argument is not None for argument in given):
-                raise ValueError(
-                    "Expected a data object to hold 'edge_index', 'edge_weight', "
-                    "'batch' and 'graph_x' (got them as arguments besides)"
-                )
-            graph_x = None if self.graph_channels is None else x.get('graph_x')
-            if anchor_index is None and self._graph_type is AnchorGraph:
-                anchor_index = x.get('anchor_index')
-            x, edge_index, edge_weight, batch, batch_size = _unpacked(x)
+            arguments = self._of_data(x, *given, anchor_index=anchor_index)
+            x, edge_index, edge_weight, batch, batch_size, graph_x, anchor_index = (
+                arguments
+            )
         if max_iters is None:
             max_iters = self.max_iters
         else:
@@ -520,6 +515,18 @@ class IDGL(Module):
             )
         return None
 
+    def _of_data(self, data: Data, *given: Any, anchor_index: Any) -> tuple[Any, ...]:
+        """What a data object holds, in place of the arguments that are not given."""
+        if any(argument is not None for argument in given):
+            raise ValueError(
+                "Expected a data object to hold 'edge_index', 'edge_weight', "
+                "'batch' and 'graph_x' (got them as arguments besides)"
+            )
+        graph_x = None if self.graph_channels is None else data.get('graph_x')
+        if anchor_index is None and self._graph_type is AnchorGraph:
+            anchor_index = data.get('anchor_index')
+        return (*_unpacked(data), graph_x, anchor_index)
+
     def _inputs(
         self,
         x: Tensor,
@@ -529,6 +536,8 @@ class IDGL(Module):
         batch: Tensor | None,
         batch_size: int | None,
     ) -> Inputs:
+        if hasattr(adjacency, 'check'):  # rows that are spread over processes
+            adjacency.check(self)
         dtype = floating_dtype(self)
         cache = self._cache if self.cached else None
         if cache is not None and (found := cache.find(x, graph_x, dtype)) is not None:
@@ -744,7 +753,7 @@ class IDGLAnch(IDGL):
     @torch.no_grad()
     def inference(
         self,
-        x: Tensor,
+        x: Any,
         edge_index: Any = None,
         edge_weight: Tensor | None = None,
         *,
@@ -766,7 +775,8 @@ class IDGLAnch(IDGL):
         graph.
 
         Args:
-            x (torch.Tensor): The node features, on any device.
+            x (torch.Tensor or Data): The node features, on any device; or a data object
+                that holds all the inputs.
             edge_index (torch.Tensor or EdgeIndex or SparseTensor, optional): The
                 initial graph. If not given, a cosine kNN graph, for which all features
                 are moved to the device. (default: :obj:`None`)
@@ -786,6 +796,16 @@ class IDGLAnch(IDGL):
                 "call 'model.eval()' first"
             )
         check_at_least('batch_size', batch_size, 1, integer=True)
+        if isinstance(x, Data):
+            arguments = self._of_data(
+                x, edge_index, edge_weight, graph_x, anchor_index=anchor_index
+            )
+            x, edge_index, edge_weight, batch, _, graph_x, anchor_index = arguments
+            if batch is not None or hasattr(edge_index, 'check'):
+                what = 'a batch of graphs' if batch is not None else 'nodes of one rank'
+                raise ValueError(
+                    f"Expected one whole graph (got {what}); call 'model(data)'"
+                )
         max_iters = self.max_iters if max_iters is None else max_iters
         check_at_least('max_iters', max_iters, 0, integer=True)
         x = check_features(x, self.in_channels, floating_dtype(self))

@@ -156,6 +156,11 @@ def _check_loaded(batch: Any, name: str) -> None:
 
 
 def _check_data(data: Data, needs_graph: bool) -> None:
+    if hasattr(data.get('adj_t'), 'check'):
+        raise TypeError(
+            "Expected 'data' to be a whole graph (got the nodes of one rank; write the "
+            "loop of training with 'shard.mean', as 'examples/distributed_arxiv.py')"
+        )
     keys = ['x', 'y', 'train_mask', 'val_mask'] + ['edge_index'] * needs_graph
     missing = [key for key in keys if data.get(key) is None]
     if missing:
