@@ -130,18 +130,18 @@ def prepare(cell: Row, root: str) -> tuple[str, Row, Data]:
 def train(cell: Row, args: argparse.Namespace) -> tuple[Any, Data, Row]:
     """Trains a system, or goes on; returns model, data and what it reached."""
     base, settings, data = prepare(cell, args.root)
-    lds, device = base == 'lds', args.device or common.default_device()
+    lds = base == 'lds'
     if args.quick and lds:
         settings |= {'max_windows': 1, 'max_restarts': 1, 'samples': 1}
     elif args.quick:
         settings |= {'max_epochs': 3, 'first_phase': 0}
     about = (cell['dataset'], base, [cell, settings], cell['seed'], 'analysis')
     how = {'progress': not args.quiet, 'checkpoint': checkpoint_file(args.root, *about)}
-    data = data.to(device)
+    data = data.to(args.device)
     if lds:
         result = fit_lds(data, **how, **settings)
         return None, data, {**result, 'seconds': round(result['seconds'], 1)}
-    model = make_model(base, settings, data).to(device)
+    model = make_model(base, settings, data).to(args.device)
     how |= {key: settings[key] for key in FIT if key in settings}
     record = fit(model, data, desc=' '.join(map(str, cell.values())), **how)
     result = {

@@ -147,13 +147,13 @@ def exponent(points: list[dict], key: str) -> float:
     return float(np.polyfit(np.log(sizes), np.log(np.maximum(values, 1e-9)), 1)[0])
 
 
-def mean_and_deviation(values: list[float], sign: str = '-') -> str:
+def mean_and_deviation(values: list[float], digits: int = 1, sign: str = '-') -> str:
     """Formats values as :obj:`mean ± std`, a single one without a deviation; with
     :obj:`'+'` every mean has a sign.
     """
     mean, std = mean_std(values)
-    text = f'{round(mean, 1) + 0.0:{sign}.1f}'
-    return f'{text} ± {std:.1f}' if len(values) > 1 else text
+    text = f'{round(mean, digits) + 0.0:{sign}.{digits}f}'
+    return f'{text} ± {std:.{digits}f}' if len(values) > 1 else text
 
 
 def percent(values: list[float]) -> str:

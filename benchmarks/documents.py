@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CONFIGS, RESULTS, default_device, read_json, read_yaml, table
+from common import CONFIGS, RESULTS, read_json, read_yaml, table
 from options import add_options, explain_errors, positive
-from records import add_run, checkpoint_file, fitted, read_runs, run_missing, score_cell
+from records import checkpoint_file, fitted, run_missing, score_cell
 from systems import ABLATIONS, FIT, System
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -186,11 +186,10 @@ def run_seeds(args: argparse.Namespace) -> None:
         where = (args.root, dataset, model, [settings, limit], seed, 'documents')
         end = args.max_epochs or settings['max_epochs']
         used = {**settings, 'max_epochs': end}
-        record = run(args, used, seed, checkpoint_file(*where))
-        return add_run(file, about, command, seed, record, args.device)
+        return run(args, used, seed, checkpoint_file(*where))
 
     seeds = range(args.first, args.first + args.runs)
-    run_missing(f'{dataset} {model}', read_runs(file, about)['runs'], seeds, run_seed)
+    run_missing(file, about, command, seeds, run_seed, args.device)
 
 
 def make_table(folder: Path = RESULTS) -> str:
@@ -253,7 +252,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--limit', type=positive, help='train on so many documents, for less time')
     add('--table', action='store_true', help='only show all results')
     add_options(parser)
-    parser.set_defaults(device=default_device())
     args = parser.parse_args(argv)
     if args.table == bool(args.dataset):
         parser.error('give either --dataset or --table')

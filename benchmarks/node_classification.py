@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from common import DATASETS, RESULTS, percent, table
-from options import add_options, explain_errors, positive, run_options, stage
-from records import add_run, checkpoint_file, read_runs, run_missing
+from options import add_options, explain_errors, positive, stage
+from records import checkpoint_file, run_missing
 from systems import SUPPORTED, System, load_settings, run
 
 
@@ -30,38 +30,6 @@ def results_file(
     return folder / f'{dataset}_{system}.json'
 
 
-def run_seed(
-    dataset: str,
-    system: System,
-    seed: int,
-    root: str,
-    *,
-    paper_splits: bool = False,
-    device: torch.device | str = 'cpu',
-    progress: bool = True,
-    folder: Path = RESULTS,
-) -> dict[str, Any]:
-    """Runs one seed and adds it to its results file, if it is not there yet."""
-    file = results_file(dataset, system, folder, paper_splits)
-    settings = load_settings(system, dataset, paper_splits)
-    about = {'dataset': dataset, 'system': str(system), 'settings': settings}
-    read_runs(file, about)  # results of other settings are not mixed with these
-    name = (root, dataset, system, settings)
-    record = run(
-        system,
-        dataset,
-        seed,
-        root,
-        settings=settings,
-        device=device,
-        progress=progress,
-        checkpoint=checkpoint_file(*name, seed, folder.name),
-    )
-    command = f'python benchmarks/{Path(__file__).name} --dataset {dataset} --model '
-    command += f'{system}' + ' --splits paper' * paper_splits
-    return add_run(file, about, command, seed, record, device)
-
-
 def run_pair(
     dataset: str,
     system: System,
@@ -69,23 +37,27 @@ def run_pair(
     root: str,
     paper_splits: bool = False,
     folder: Path = RESULTS,
-    **options: Any,
+    *,
+    device: torch.device | str = 'cpu',
+    progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Runs the seeds of a pair that are not in its results file yet; the options are
-    those of :meth:`run_seed`. Returns the runs of all these seeds.
+    """Runs the seeds of a pair that are not in its results file yet. Returns the runs
+    of all these seeds.
     """
     settings = load_settings(system, dataset, paper_splits)
-    file = results_file(dataset, system, folder, paper_splits)
-    stored = read_runs(file, {'settings': settings})['runs']
     if 'seeds' in settings:  # of the authors, each taken once
         seeds = range(len(settings['seeds']))
-    options |= {'paper_splits': paper_splits, 'folder': folder}
-    return run_missing(
-        f'{dataset} {system}',
-        stored,
-        seeds,
-        lambda seed: run_seed(dataset, system, seed, root, **options),
-    )
+    command = f'python benchmarks/node_classification.py --dataset {dataset} --model '
+    command += f'{system}' + ' --splits paper' * paper_splits
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        kept = checkpoint_file(root, dataset, system, settings, seed, folder.name)
+        options = {'device': device, 'progress': progress, 'checkpoint': kept}
+        return run(system, dataset, seed, root, settings=settings, **options)
+
+    file = results_file(dataset, system, folder, paper_splits)
+    about = {'dataset': dataset, 'system': str(system), 'settings': settings}
+    return run_missing(file, about, command, seeds, run_seed, device)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -114,7 +86,8 @@ def main(argv: list[str] | None = None) -> int:
         for system in systems:
             seeds = range(args.first, args.first + args.runs)
             where = (dataset, system, seeds, args.root, args.splits == 'paper')
-            runs = run_pair(*where, **run_options(args))
+            how = {'device': args.device, 'progress': not args.quiet}
+            runs = run_pair(*where, args.results, **how)
             scores = {system.title: runs}
             scores[f'{system.title}, smoothed'] = [
                 run['smoothed'] for run in runs if 'smoothed' in run

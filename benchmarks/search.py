@@ -25,7 +25,7 @@ import common
 import optuna
 import yaml
 from common import CONFIGS, DATASETS, RESULTS, TABLES, locked, read_yaml, table
-from options import add_options, explain_errors, positive, run_options, stage
+from options import add_options, explain_errors, positive, stage
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -179,7 +179,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stage(args)
     where = (args.model, args.dataset, args.root)
-    study = search(*where, args.trials, args.seeds, **run_options(args))
+    how = {'device': args.device, 'progress': not args.quiet, 'folder': args.results}
+    study = search(*where, args.trials, args.seeds, **how)
     found = study.get_trials(states=(TrialState.COMPLETE,))
     ranked = sorted(found, key=lambda trial: trial.value)
     if not ranked:

@@ -167,12 +167,12 @@ def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
         return record(test=settings['lr'])
 
     monkeypatch.setattr(node_classification, 'run', fake)
-    node_classification.run_seed('wine', system, 0, 'data', folder=tmp_path)
+    run_pair('wine', system, range(1), 'data', folder=tmp_path)
     content = read_json(results_file('wine', system, tmp_path))
     assert content['settings'] == before
     assert [run['test'] for run in content['runs']] == [before['lr']]
     with pytest.raises(ValueError, match='Expected the settings that wine_gcn-knn'):
-        node_classification.run_seed('wine', system, 1, 'data', folder=tmp_path)
+        run_pair('wine', system, range(2), 'data', folder=tmp_path)
 
 
 @pytest.mark.parametrize(
