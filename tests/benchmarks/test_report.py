@@ -202,6 +202,7 @@ def test_speed(tmp_path):
 
 def test_pages(tmp_path, capsys):
     write_result(tmp_path, 'cora', 'idgl', [0.84] * 5)
+    write_result(tmp_path, 'cora', 'idgl-noil', [0.83] * 5)
     page = tmp_path / 'page.md'
     page.write_text(
         'Before\n\n<!-- results:main -->\nold\n<!-- /results:main -->\n\nAfter\n'
