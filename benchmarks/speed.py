@@ -192,7 +192,7 @@ def newsgroups(method: str, root: str, every: int) -> Epoch:
 
     from torch_geometric_idgl.loader import BucketSampler
 
-    settings = documents.load_settings(documents.find_system(method), '20news')
+    settings = documents.load_settings(documents.SYSTEMS[method], '20news')
     cut = (settings['split_seed'], settings['max_tokens'])
     train = documents.DATASETS['20news'](f'{root}/20news', 'train', *cut)
     vectors = documents.load_vectors(settings['vectors'], train.vocab, root).weight

@@ -144,7 +144,8 @@ def fit_lds(
         set_rng_state(rng)
     # One half of the dev nodes is for the outer loss, the other to choose.
     outer, held_out = dev.tensor_split(2)
-    parts = {'train': data.train_mask, 'dev': held_out, 'test': data.test_mask}
+    parts = {'train': data.train_mask, 'dev': held_out}
+    parts |= {'test': data.test_mask} if 'test_mask' in data else {}
 
     shown = {'desc': 'LDS', 'disable': not progress, 'leave': False}
     bar = tqdm(total=max_restarts, initial=len(starts), **shown)
