@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from common import DATASETS, RESULTS, percent, table
 from options import add_options, explain_errors, positive, stage
 from records import checkpoint_file, run_missing
@@ -31,33 +30,28 @@ def results_file(
 
 
 def run_pair(
-    dataset: str,
-    system: System,
-    seeds: range,
-    root: str,
-    paper_splits: bool = False,
-    folder: Path = RESULTS,
-    *,
-    device: torch.device | str = 'cpu',
-    progress: bool = True,
+    dataset: str, system: System, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Runs the seeds of a pair that are not in its results file yet. Returns the runs
     of all these seeds.
     """
+    paper_splits = args.splits == 'paper'
     settings = load_settings(system, dataset, paper_splits)
+    seeds = range(args.first, args.first + args.runs)
     if 'seeds' in settings:  # of the authors, each taken once
         seeds = range(len(settings['seeds']))
     command = f'python benchmarks/node_classification.py --dataset {dataset} --model '
     command += f'{system}' + ' --splits paper' * paper_splits
 
     def run_seed(seed: int) -> dict[str, Any]:
-        kept = checkpoint_file(root, dataset, system, settings, seed, folder.name)
-        options = {'device': device, 'progress': progress, 'checkpoint': kept}
-        return run(system, dataset, seed, root, settings=settings, **options)
+        about = (dataset, system, settings, seed, args.results.name)
+        how = {'settings': settings, 'checkpoint': checkpoint_file(args.root, *about)}
+        how |= {'device': args.device, 'progress': not args.quiet}
+        return run(system, dataset, seed, args.root, **how)
 
-    file = results_file(dataset, system, folder, paper_splits)
+    file = results_file(dataset, system, args.results, paper_splits)
     about = {'dataset': dataset, 'system': str(system), 'settings': settings}
-    return run_missing(file, about, command, seeds, run_seed, device)
+    return run_missing(file, about, command, seeds, run_seed, args.device)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -84,18 +78,13 @@ def main(argv: list[str] | None = None) -> int:
     rows = []
     for dataset in args.dataset:
         for system in systems:
-            seeds = range(args.first, args.first + args.runs)
-            where = (dataset, system, seeds, args.root, args.splits == 'paper')
-            how = {'device': args.device, 'progress': not args.quiet}
-            runs = run_pair(*where, args.results, **how)
-            scores = {system.title: runs}
-            scores[f'{system.title}, smoothed'] = [
-                run['smoothed'] for run in runs if 'smoothed' in run
-            ]
-            for title, found in scores.items():
+            runs = run_pair(dataset, system, args)
+            smoothed = [run['smoothed'] for run in runs if 'smoothed' in run]
+            title = f'{system.title}, smoothed'
+            for name, found in ((system.title, runs), (title, smoothed)):
                 if found:
                     means = [percent([s[k] for s in found]) for k in ('dev', 'test')]
-                    rows.append([dataset, title, *means, str(len(found))])
+                    rows.append([dataset, name, *means, str(len(found))])
     print('\n' + table(['', '', 'dev (%)', 'test (%)', 'runs'], rows))
     return 0
 
