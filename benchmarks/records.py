@@ -115,7 +115,10 @@ def add_run(file: Path, about: dict[str, Any], command: str, run: dict) -> None:
 
 
 def score_cell(
-    scores: list[float], figure: float | str | None = None, remark: str = ''
+    scores: list[float],
+    figure: float | str | None = None,
+    remark: str = '',
+    sign: str = '-',
 ) -> str:
     """Mean and deviation in percent, how many runs if not five, and the paper's figure
     in brackets.
@@ -123,9 +126,6 @@ def score_cell(
     beside = '' if figure is None else f' ({figure})'
     if not scores:
         return beside.strip() or '–'
-    return percent(scores) + runs_remark(scores) + remark + beside
-
-
-def runs_remark(runs: list) -> str:
-    """How many runs there are, if not five."""
-    return '' if len(runs) == RUNS else f', {len(runs)} run{"s" * (len(runs) != 1)}'
+    count = len(scores)
+    runs = '' if count == RUNS else f', {count} run{"s" * (count != 1)}'
+    return percent(scores, sign=sign) + runs + remark + beside

@@ -36,7 +36,6 @@ from common import (
     RESULTS,
     TABLES,
     TITLES,
-    mean_and_deviation,
     read_json,
     read_yaml,
     table,
@@ -45,7 +44,7 @@ from node_classification import results_file
 from options import explain_errors
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from records import runs_remark, score_cell
+from records import score_cell
 from search import tried
 from systems import SMOOTHED, SUPPORTED, System, load_settings
 from systems import TITLES as SYSTEMS
@@ -105,8 +104,8 @@ def gain(base: str, ablation: str, dataset: str, folder: Path) -> str:
         {run['seed']: run['test'] for run in runs_of(name, dataset, folder)}
         for name in (base, f'{base}-{ablation}')
     )
-    gains = [100 * (whole[s] - rest[s]) for s in sorted({*whole} & {*rest})]
-    return mean_and_deviation(gains, sign='+') + runs_remark(gains) if gains else '–'
+    gains = [whole[seed] - rest[seed] for seed in sorted({*whole} & {*rest})]
+    return score_cell(gains, sign='+')
 
 
 def trials(name: str, dataset: str, folder: Path) -> str:

@@ -14,7 +14,6 @@ turns in fresh processes, whose peak memory is their own. Rows are written at on
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -300,9 +299,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         return row | {'memory_exponent': exponent(points, 'used_mb')}
     found: dict[str, Any] = in_turns(name, args)
     if args.before:
-        for key, folder in {'before': args.before, 'after': HERE}.items():
-            git = ['git', '-C', str(folder), 'rev-parse', '--short', 'HEAD']
-            found[key]['revision'] = subprocess.check_output(git, text=True).strip()
+        found['before']['revision'] = common.commit(args.before / HERE.name)
+        found['after']['revision'] = common.COMMIT
         ratios = {'time_ratio': 'seconds', 'memory_ratio': 'peak_mb'}.items()
         return found | {r: found['after'][k] / found['before'][k] for r, k in ratios}
     seconds = {method: own['seconds'] for method, own in found.items()}
