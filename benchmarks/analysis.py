@@ -136,6 +136,7 @@ def train(cell: Row, args: argparse.Namespace) -> tuple[Any, Data, Row]:
         settings |= {'max_epochs': 3, 'first_phase': 0}
     about = (cell['dataset'], base, [cell, settings], cell['seed'], 'analysis')
     how = {'progress': not args.quiet, 'checkpoint': checkpoint_file(args.root, *about)}
+    how['desc'] = ' '.join(map(str, cell.values()))
     data = data.to(args.device)
     model, result = systems.train(System(base), settings, data, cell['seed'], **how)
     if 'iterations' in cell:

@@ -237,7 +237,7 @@ def train(
     system: System, settings: dict[str, Any], data: Data, seed: int, **how: Any
 ) -> tuple[torch.nn.Module | None, dict[str, Any]]:
     """Trains a system; returns the network, if it is one, and what it reached. Beside
-    the settings there are :obj:`progress` and :obj:`checkpoint`.
+    the settings there are :obj:`progress`, :obj:`desc` and :obj:`checkpoint`.
     """
     base = system.base
     if base in ('logreg', 'rbf-svm'):
