@@ -211,6 +211,18 @@ def newsgroups(method: str, root: str, every: int) -> Epoch:
     return epoch
 
 
+def knn(method: str, n: int, k: int = 20) -> Epoch:
+    """The neighbours in the cosine kNN graph of made-up data."""
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    x = made_up(n, edges=1).x
+    rows, cosine = F.normalize(x).numpy(), faiss.METRIC_INNER_PRODUCT
+    if method == 'faiss_flat':
+        return lambda: torch.tensor(faiss.knn(rows, rows, k, metric=cosine)[1])
+    return lambda: knn_graph(x, k, approximate=method == 'approximate')[1].view(n, k)
+
+
 # The rows of the results: their part, methods (ours first), and what makes an epoch.
 REAL = ['cora/idgl', 'cora/idgl-anch', 'citeseer/idgl', 'wine/idgl', 'digits/idgl']
 OURS, ALL = ['idgl'], ['idgl', 'gcn', 'reference']
@@ -226,6 +238,7 @@ CASES: dict[str, tuple[str, list[str], partial]] = {
     'arxiv': ('arxiv', ALL[:2], partial(large, IDGLAnch, **ANCHORS, **ARXIV)),
     'documents': ('documents', ['idgl', 'padded'], partial(documents, sizes=TOKENS)),
     'newsgroups': ('newsgroups', OURS, partial(newsgroups, every=10)),
+    'knn': ('knn', ['approximate', 'faiss_flat', 'exact'], partial(knn, n=100_000)),
 }
 PARTS = list(dict.fromkeys(part for part, *_ in CASES.values()))
 
@@ -236,13 +249,18 @@ def run(name: str, method: str, **options: Any) -> dict[str, Any]:
     start, times = peak_memory_mb(), []
     # What else runs on the machine changes the CPU time of one thread little.
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    epoch = CASES[name][2](method=method, **options)
+    make = CASES[name][2]
+    epoch = make(method=method, **options)
     while len(times) < 2 or (len(times) < 6 and sum(times) < 5.0):
         begin = clock()
-        epoch()
+        found = epoch()
         times.append(clock() - begin)
     result = {'seconds': median(times[1:]), 'peak_mb': peak_memory_mb()}
     result['used_mb'] = result['peak_mb'] - start
+    if method == 'approximate':
+        exact = make(method='exact', **options)()
+        same = found.unsqueeze(2) == exact.unsqueeze(1)
+        result['recall'] = same.any(2).float().mean().item()
     made = {'command': f'python benchmarks/speed.py --only {name}'}
     made |= {'versions': common.versions(), 'machine': common.machine()}
     return {**result, 'made': made}
@@ -254,7 +272,7 @@ def in_turns(name: str, args: argparse.Namespace, **options: Any) -> dict[str, d
     variants = ['before', 'after'] if args.before else methods
     if part in ('epochs', 'newsgroups'):
         options['root'] = args.root
-    one = part in ('scaling', 'documents')
+    one = part in ('scaling', 'documents', 'knn')
     threads = (torch.set_num_threads, (1 if one else torch.get_num_threads(),))
     rows: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {key: [] for key in variants}
@@ -290,7 +308,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     row = {**make.keywords, **found[ours], 'seconds': seconds, 'all_seconds': times}
     for other in others:
         row[f'{other}_peak_mb'] = found[other]['peak_mb']
-        if other in ('reference', 'padded'):
+        if other in ('reference', 'padded', 'exact'):
             row['speedup'] = seconds[other] / seconds[ours]
     if 'gcn' in others:
         row['gcn_epochs'] = seconds['idgl'] / seconds['gcn']

@@ -2,6 +2,7 @@
 
 import argparse
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import common
 import pytest
@@ -73,6 +74,16 @@ def test_padded_documents_have_the_same_loss():
         torch.manual_seed(0)
         losses.append(speed.documents(method, [4, 11, 6])())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_knn(monkeypatch):
+    pytest.importorskip('faiss', reason="needs the extra 'knn' (faiss-cpu)")
+    monkeypatch.setitem(speed.CASES, 'knn', ('knn', [], partial(speed.knn, n=300, k=5)))
+    # Small graphs are searched exactly.
+    assert speed.run('knn', 'approximate')['recall'] == 1.0
+    exact, flat = (speed.knn(method, 300, 5)() for method in ('exact', 'faiss_flat'))
+    assert exact.shape == flat.shape == (300, 5)
+    assert (exact.sort().values == flat.sort().values).float().mean() > 0.99
 
 
 def test_a_case_in_its_own_process(tmp_path, monkeypatch):
