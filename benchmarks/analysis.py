@@ -29,14 +29,14 @@ from typing import Any
 
 import common
 import matplotlib
+import systems
 import torch
-from baselines import fit_lds
 from common import CONFIGS, TITLES, mean_and_deviation, read_json, write_json
 from matplotlib.figure import Figure
 from options import add_options, explain_errors, stage
 from records import checkpoint_file
-from systems import FIT, System, cross_entropy, load_data, load_settings, make_model
 from systems import TITLES as SYSTEMS
+from systems import System, load_data, load_settings
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -44,7 +44,7 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
 
 from torch_geometric_idgl.datasets import AttackedGraph
-from torch_geometric_idgl.training import accuracy, fit
+from torch_geometric_idgl.training import accuracy
 from torch_geometric_idgl.transforms import CosineKNNGraph, PerturbEdges, PruneEdges
 
 Row = dict[str, Any]  # a cell (data, system, what is varied, seed), and its result
@@ -130,29 +130,18 @@ def prepare(cell: Row, root: str) -> tuple[str, Row, Data]:
 def train(cell: Row, args: argparse.Namespace) -> tuple[Any, Data, Row]:
     """Trains a system, or goes on; returns model, data and what it reached."""
     base, settings, data = prepare(cell, args.root)
-    lds, device = base == 'lds', args.device or common.default_device()
-    if args.quick and lds:
+    if args.quick and base == 'lds':
         settings |= {'max_windows': 1, 'max_restarts': 1, 'samples': 1}
     elif args.quick:
         settings |= {'max_epochs': 3, 'first_phase': 0}
     about = (cell['dataset'], base, [cell, settings], cell['seed'], 'analysis')
     how = {'progress': not args.quiet, 'checkpoint': checkpoint_file(args.root, *about)}
-    data = data.to(device)
-    if lds:
-        result = fit_lds(data, **how, **settings)
-        return None, data, {**result, 'seconds': round(result['seconds'], 1)}
-    model = make_model(base, settings, data).to(device)
-    how |= {key: settings[key] for key in FIT if key in settings}
-    record = fit(model, data, desc=' '.join(map(str, cell.values())), **how)
-    result = {
-        'dev': record.val_score,
-        'test': record.test_score,
-        'dev_cross_entropy': cross_entropy(model, data),
-        'epochs': record.epochs,
-        'mean_iterations' if 'iterations' in cell else 'iterations': record.iterations,
-        'seconds': round(record.seconds, 1),
-    }
-    return model, data, result
+    how['desc'] = ' '.join(map(str, cell.values()))
+    data = data.to(args.device)
+    model, result = systems.train(System(base), settings, data, cell['seed'], **how)
+    if 'iterations' in cell:
+        result['mean_iterations'] = result.pop('iterations')
+    return model, data, {**result, 'seconds': round(result['seconds'], 1)}
 
 
 @dataclass

@@ -45,9 +45,11 @@ GRAPHS, TABLES = DATASETS[:4], DATASETS[4:]
 PLANETOID = DATASETS[:3]
 
 
-def commit() -> str:
-    """The commit of models, scripts and baselines, and whether they were changed."""
-    git = ['git', '-C', str(HERE)]
+def commit(folder: Path = HERE) -> str:
+    """The commit of models, scripts and baselines, and whether they were changed; the
+    folder is that of the scripts.
+    """
+    git = ['git', '-C', str(folder)]
     code = ['../torch_geometric_idgl', '*.py', 'baselines']
     quiet: dict[str, Any] = {'text': True, 'stderr': subprocess.DEVNULL}
     try:
@@ -147,18 +149,18 @@ def exponent(points: list[dict], key: str) -> float:
     return float(np.polyfit(np.log(sizes), np.log(np.maximum(values, 1e-9)), 1)[0])
 
 
-def mean_and_deviation(values: list[float], sign: str = '-') -> str:
+def mean_and_deviation(values: list[float], digits: int = 1, sign: str = '-') -> str:
     """Formats values as :obj:`mean ± std`, a single one without a deviation; with
     :obj:`'+'` every mean has a sign.
     """
     mean, std = mean_std(values)
-    text = f'{round(mean, 1) + 0.0:{sign}.1f}'
-    return f'{text} ± {std:.1f}' if len(values) > 1 else text
+    text = f'{round(mean, digits) + 0.0:{sign}.{digits}f}'
+    return f'{text} ± {std:.{digits}f}' if len(values) > 1 else text
 
 
-def percent(values: list[float]) -> str:
+def percent(values: list[float], **options: Any) -> str:
     """The same of scores, in percent."""
-    return mean_and_deviation([100.0 * value for value in values])
+    return mean_and_deviation([100.0 * value for value in values], **options)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

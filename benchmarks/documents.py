@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CONFIGS, RESULTS, default_device, read_json, read_yaml, table
+from common import CONFIGS, RESULTS, read_json, read_yaml, table
 from options import add_options, explain_errors, positive
-from records import add_run, checkpoint_file, fitted, read_runs, run_missing, score_cell
+from records import checkpoint_file, fitted, run_missing, score_cell
 from systems import ABLATIONS, FIT, System
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -48,7 +48,7 @@ MAX_TOKENS = 1000  # of a document, as in the paper
 # The rows of the table, by their names.
 SYSTEMS = {name: System(name) for name in ('bilstm', 'gcn-knn')}
 for _base in ('idgl', 'idgl-anch'):
-    for _ablation in (None, 'nosmooth', 'noreg', 'noil'):
+    for _ablation in ('', 'nosmooth', 'noreg', 'noil'):
         SYSTEMS[str(System(_base, _ablation))] = System(_base, _ablation)
 # Settings of the data and the document model, not of its GNN.
 OWN = ('vectors', 'split_seed', 'max_tokens', 'batch_size', 'word_dropout')
@@ -80,11 +80,6 @@ class KNNGCN(torch.nn.Module):
         n, k = len(words), min(self.k, len(words))
         graph = knn_matrix(words, k).t().to(words) if k < n else words.new_ones(n, n)
         return graph / k
-
-
-def find_system(name: str) -> System:
-    """The system of a name."""
-    return SYSTEMS[name]
 
 
 def load_settings(system: System, dataset: str, **changed: Any) -> dict[str, Any]:
@@ -132,7 +127,7 @@ def run(
     args: argparse.Namespace, settings: dict[str, Any], seed: int, checkpoint: Path
 ) -> dict[str, Any]:
     """Trains a system once; returns scores, epochs and seconds."""
-    dataset, system = args.dataset, find_system(args.model)
+    dataset, system = args.dataset, SYSTEMS[args.model]
     cut = (settings['split_seed'], settings['max_tokens'])
     train, val, test = (
         DATASETS[dataset](f'{args.root}/{dataset}', split, *cut, log=not args.quiet)
@@ -172,7 +167,7 @@ def run_seeds(args: argparse.Namespace) -> None:
     """Runs the seeds that are not in the results file yet, and adds them."""
     dataset, model, limit = args.dataset, args.model, args.limit
     changed = {'vectors': args.vectors, 'max_tokens': args.max_tokens}
-    settings = load_settings(find_system(model), dataset, **changed)
+    settings = load_settings(SYSTEMS[model], dataset, **changed)
     cut = '' if args.max_tokens == MAX_TOKENS else f'-{args.max_tokens}-tokens'
     file = args.results / 'documents' / f'{dataset}{cut}_{model}.json'
     about = {'dataset': dataset, 'system': model, 'settings': settings}
@@ -186,11 +181,10 @@ def run_seeds(args: argparse.Namespace) -> None:
         where = (args.root, dataset, model, [settings, limit], seed, 'documents')
         end = args.max_epochs or settings['max_epochs']
         used = {**settings, 'max_epochs': end}
-        record = run(args, used, seed, checkpoint_file(*where))
-        return add_run(file, about, command, seed, record, args.device)
+        return run(args, used, seed, checkpoint_file(*where))
 
     seeds = range(args.first, args.first + args.runs)
-    run_missing(f'{dataset} {model}', read_runs(file, about)['runs'], seeds, run_seed)
+    run_missing(file, about, command, seeds, run_seed, args.device)
 
 
 def make_table(folder: Path = RESULTS) -> str:
@@ -220,7 +214,7 @@ def _cell(content: dict[str, Any] | None, figure: float | None) -> str:
     if content is None:
         return score_cell([], figure)
     used, runs, remark = content['settings'], content['runs'], ''
-    now = load_settings(find_system(content['system']), content['dataset'])
+    now = load_settings(SYSTEMS[content['system']], content['dataset'])
     if used != now | {key: used[key] for key in ('vectors', 'max_tokens')}:
         remark += ', with other settings'
     if used['vectors'] != now['vectors']:
@@ -253,7 +247,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--limit', type=positive, help='train on so many documents, for less time')
     add('--table', action='store_true', help='only show all results')
     add_options(parser)
-    parser.set_defaults(device=default_device())
     args = parser.parse_args(argv)
     if args.table == bool(args.dataset):
         parser.error('give either --dataset or --table')

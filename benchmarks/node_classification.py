@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from common import DATASETS, RESULTS, percent, table
-from options import add_options, explain_errors, positive, run_options, stage
-from records import add_run, checkpoint_file, read_runs, run_missing
+from options import add_options, explain_errors, positive, stage
+from records import checkpoint_file, run_missing
 from systems import SUPPORTED, System, load_settings, run
 
 
@@ -30,62 +29,29 @@ def results_file(
     return folder / f'{dataset}_{system}.json'
 
 
-def run_seed(
-    dataset: str,
-    system: System,
-    seed: int,
-    root: str,
-    *,
-    paper_splits: bool = False,
-    device: torch.device | str = 'cpu',
-    progress: bool = True,
-    folder: Path = RESULTS,
-) -> dict[str, Any]:
-    """Runs one seed and adds it to its results file, if it is not there yet."""
-    file = results_file(dataset, system, folder, paper_splits)
-    settings = load_settings(system, dataset, paper_splits)
-    about = {'dataset': dataset, 'system': str(system), 'settings': settings}
-    read_runs(file, about)  # results of other settings are not mixed with these
-    name = (root, dataset, system, settings)
-    record = run(
-        system,
-        dataset,
-        seed,
-        root,
-        settings=settings,
-        device=device,
-        progress=progress,
-        checkpoint=checkpoint_file(*name, seed, folder.name),
-    )
-    command = f'python benchmarks/{Path(__file__).name} --dataset {dataset} --model '
-    command += f'{system}' + ' --splits paper' * paper_splits
-    return add_run(file, about, command, seed, record, device)
-
-
 def run_pair(
-    dataset: str,
-    system: System,
-    seeds: range,
-    root: str,
-    paper_splits: bool = False,
-    folder: Path = RESULTS,
-    **options: Any,
+    dataset: str, system: System, args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Runs the seeds of a pair that are not in its results file yet; the options are
-    those of :meth:`run_seed`. Returns the runs of all these seeds.
+    """Runs the seeds of a pair that are not in its results file yet. Returns the runs
+    of all these seeds.
     """
+    paper_splits = args.splits == 'paper'
     settings = load_settings(system, dataset, paper_splits)
-    file = results_file(dataset, system, folder, paper_splits)
-    stored = read_runs(file, {'settings': settings})['runs']
+    seeds = range(args.first, args.first + args.runs)
     if 'seeds' in settings:  # of the authors, each taken once
         seeds = range(len(settings['seeds']))
-    options |= {'paper_splits': paper_splits, 'folder': folder}
-    return run_missing(
-        f'{dataset} {system}',
-        stored,
-        seeds,
-        lambda seed: run_seed(dataset, system, seed, root, **options),
-    )
+    command = f'python benchmarks/node_classification.py --dataset {dataset} --model '
+    command += f'{system}' + ' --splits paper' * paper_splits
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        about = (dataset, system, settings, seed, args.results.name)
+        how = {'settings': settings, 'checkpoint': checkpoint_file(args.root, *about)}
+        how |= {'device': args.device, 'progress': not args.quiet}
+        return run(system, dataset, seed, args.root, **how)
+
+    file = results_file(dataset, system, args.results, paper_splits)
+    about = {'dataset': dataset, 'system': str(system), 'settings': settings}
+    return run_missing(file, about, command, seeds, run_seed, args.device)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -112,17 +78,13 @@ def main(argv: list[str] | None = None) -> int:
     rows = []
     for dataset in args.dataset:
         for system in systems:
-            seeds = range(args.first, args.first + args.runs)
-            where = (dataset, system, seeds, args.root, args.splits == 'paper')
-            runs = run_pair(*where, **run_options(args))
-            scores = {system.title: runs}
-            scores[f'{system.title}, smoothed'] = [
-                run['smoothed'] for run in runs if 'smoothed' in run
-            ]
-            for title, found in scores.items():
+            runs = run_pair(dataset, system, args)
+            smoothed = [run['smoothed'] for run in runs if 'smoothed' in run]
+            title = f'{system.title}, smoothed'
+            for name, found in ((system.title, runs), (title, smoothed)):
                 if found:
                     means = [percent([s[k] for s in found]) for k in ('dev', 'test')]
-                    rows.append([dataset, title, *means, str(len(found))])
+                    rows.append([dataset, name, *means, str(len(found))])
     print('\n' + table(['', '', 'dev (%)', 'test (%)', 'runs'], rows))
     return 0
 

@@ -30,9 +30,9 @@ from typing import Any
 import psutil
 import torch
 import torch.nn.functional as F
-from common import RESULTS, default_device, machine, mean_std, read_json, table
+from common import RESULTS, machine, mean_and_deviation, read_json, table
 from options import add_options, explain_errors, positive, stage
-from records import add_run, checkpoint_file, read_runs
+from records import checkpoint_file, read_runs, run_missing
 from systems import FIT, TITLES, System, load_settings, make_model
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -204,22 +204,25 @@ def run_seeds(args: argparse.Namespace) -> dict[str, Any]:
     command = f'python benchmarks/ogbn_arxiv.py --model {model} --features {features}'
     command += f' --max-epochs {args.max_epochs}' if args.max_epochs else ''
     file = args.results / 'ogbn_arxiv' / f'{features}-features_{model}.json'
-    runs = {run['seed']: run for run in read_runs(file, about)['runs']}
+
+    @functools.cache
+    def data() -> Data:
+        return with_matrix(load_data(features, args.root), model)
+
+    def run_seed(seed: int) -> dict[str, Any]:
+        return run(args, data(), seed, settings)
+
+    def describe(_: dict, run: dict[str, Any]) -> str:
+        return logged(f'Run {run["seed"] + 1:02d}', [run])
+
     seeds = range(args.first, args.first + args.runs)
-    if not runs.keys() >= {*seeds}:
-        data = with_matrix(load_data(features, args.root), model)
-    for seed in seeds:
-        if seed not in runs:
-            record = run(args, data, seed, settings)
-            runs[seed] = add_run(file, about, command, seed, record, args.device)
-        print(logged(f'Run {seed + 1:02d}', [runs[seed]]))
-    return {**read_runs(file, about), 'runs': [runs[seed] for seed in seeds]}
+    runs = run_missing(file, about, command, seeds, run_seed, args.device, describe)
+    return {**read_runs(file, about), 'runs': runs}
 
 
 def figure(runs: list[dict], key: str, scale: float = 100, digits: int = 2) -> str:
     """Mean and unbiased standard deviation, which a single run has not."""
-    mean, std = mean_std([scale * run[key] for run in runs])
-    return f'{mean:.{digits}f}' + f' ± {std:.{digits}f}' * (len(runs) > 1)
+    return mean_and_deviation([scale * run[key] for run in runs], digits)
 
 
 def logged(title: str, runs: list[dict[str, Any]]) -> str:
@@ -305,7 +308,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add('--log-steps', type=positive, default=1, help='epochs from line to line')
     add('--table', action='store_true', help='only show all results')
     add_options(parser)
-    parser.set_defaults(device=default_device())
     return parser.parse_args(argv)
 
 

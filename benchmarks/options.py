@@ -24,18 +24,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds where data and results are, and how to run."""
     parser.add_argument('--root', default='data', help='writable folder of the data')
     parser.add_argument('--source', help='read-only folder to fill ROOT from')
-    parser.add_argument('--device', help='default: the GPU if there is one')
+    device = {'default': default_device(), 'help': 'default: the GPU if there is one'}
+    parser.add_argument('--device', **device)
     parser.add_argument('--results', type=Path, default=RESULTS, help='where to write')
     parser.add_argument('--quiet', action='store_true', help='no progress bars')
-
-
-def run_options(args: argparse.Namespace) -> dict:
-    """The same options as arguments of :meth:`~node_classification.run_pair`."""
-    return {
-        'device': args.device or default_device(),
-        'progress': not args.quiet,
-        'folder': args.results,
-    }
 
 
 def stage(args: argparse.Namespace) -> None:

@@ -63,60 +63,62 @@ def read_runs(file: Path, about: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def add_run(
-    file: Path,
-    about: dict[str, Any],
-    command: str,
-    seed: int,
-    record: dict[str, Any],
-    device: torch.device | str,
-) -> dict[str, Any]:
-    """Adds a run to its results file, unless the seed is there by now. Returns it with
-    its seed, memory, machine and versions. The command is that of the file, but for the
-    seeds.
-    """
-    record = {
-        'seed': seed,
-        **record,
-        'peak_memory_mb': common.peak_memory_mb(),
-        'machine': common.machine(device),
-        'versions': common.versions(),
-    }
-    with locked(file):
-        # Another process may have finished another seed, or changed the settings.
-        content = read_runs(file, about)
-        if seed not in (seeds := [run['seed'] for run in content['runs']]):
-            content['runs'].append(record)
-            first, last = min([seed, *seeds]), max([seed, *seeds])
-            options = f' --first {first}' * (first > 0)
-            content['command'] = f'{command} --runs {last - first + 1}{options}'
-            write_json(file, content)
-    return record
+def summary(about: dict[str, Any], run: dict[str, Any]) -> str:
+    """How a run went, in a line."""
+    name = f'{about["dataset"]} {about["system"]} seed {run["seed"]}'
+    found = f'test {100 * run["test"]:.1f}, dev {100 * run["dev"]:.1f}'
+    return f'{name}: {found}, {run["epochs"]} epochs, {run["seconds"]:.1f} s'
 
 
 def run_missing(
-    name: str,
-    stored: list[dict[str, Any]],
+    file: Path,
+    about: dict[str, Any],
+    command: str,
     seeds: Iterable[int],
     run_seed: Callable[[int], dict[str, Any]],
+    device: torch.device | str,
+    describe: Callable[[dict, dict], str] = summary,
 ) -> list[dict[str, Any]]:
-    """Runs the seeds that are not stored yet, and says how each of them went. Returns
-    the runs of all these seeds.
+    """Runs the seeds that a results file does not have yet, and adds each at once, with
+    memory, machine and versions. Says how each one went; returns all of them. The
+    command is that of the file, but for the seeds.
     """
-    known = {record['seed']: record for record in stored}
-    records = []
+    found = []
     for seed in seeds:
-        record = known[seed] if seed in known else run_seed(seed)
-        scores = f'test {100 * record["test"]:.1f}, dev {100 * record["dev"]:.1f}'
-        spent = f'{record["epochs"]} epochs, {record["seconds"]:.1f} s'
-        text = f'{name} seed {seed}: {scores}, {spent}'
-        print(text + ' (stored, not run)' * (seed in known), flush=True)
-        records.append(record)
-    return records
+        stored = {run['seed']: run for run in read_runs(file, about)['runs']}
+        run = stored.get(seed) or {
+            'seed': seed,
+            **run_seed(seed),
+            'peak_memory_mb': common.peak_memory_mb(),
+            'machine': common.machine(device),
+            'versions': common.versions(),
+        }
+        if seed not in stored:
+            add_run(file, about, command, run)
+        remark = ' (stored, not run)' * (seed in stored)
+        print(describe(about, run) + remark, flush=True)
+        found.append(run)
+    return found
+
+
+def add_run(file: Path, about: dict[str, Any], command: str, run: dict) -> None:
+    """Adds a run, unless another process has finished this seed meanwhile."""
+    with locked(file):
+        content = read_runs(file, about)
+        seeds = [run['seed'], *(other['seed'] for other in content['runs'])]
+        if run['seed'] not in seeds[1:]:
+            content['runs'].append(run)
+            options = f' --first {min(seeds)}' * (min(seeds) > 0)
+            count = max(seeds) - min(seeds) + 1
+            content['command'] = f'{command} --runs {count}{options}'
+            write_json(file, content)
 
 
 def score_cell(
-    scores: list[float], figure: float | str | None = None, remark: str = ''
+    scores: list[float],
+    figure: float | str | None = None,
+    remark: str = '',
+    sign: str = '-',
 ) -> str:
     """Mean and deviation in percent, how many runs if not five, and the paper's figure
     in brackets.
@@ -124,9 +126,6 @@ def score_cell(
     beside = '' if figure is None else f' ({figure})'
     if not scores:
         return beside.strip() or '–'
-    return percent(scores) + runs_remark(scores) + remark + beside
-
-
-def runs_remark(runs: list) -> str:
-    """How many runs there are, if not five."""
-    return '' if len(runs) == RUNS else f', {len(runs)} run{"s" * (len(runs) != 1)}'
+    count = len(scores)
+    runs = '' if count == RUNS else f', {count} run{"s" * (count != 1)}'
+    return percent(scores, sign=sign) + runs + remark + beside

@@ -14,10 +14,13 @@ it says how many runs it has if not five. Results of other settings than those o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,6 @@ from common import (
     RESULTS,
     TABLES,
     TITLES,
-    mean_and_deviation,
     read_json,
     read_yaml,
     table,
@@ -42,27 +44,28 @@ from node_classification import results_file
 from options import explain_errors
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from records import runs_remark, score_cell
+from records import score_cell
 from search import tried
 from systems import SMOOTHED, SUPPORTED, System, load_settings
+from systems import TITLES as SYSTEMS
 
 MAIN_ROWS = [name for base in SUPPORTED for name in (base, f'{base}-tuned')]
 MAIN_ROWS += ['idgl-iterdrop', 'idgl-anch-iterdrop', 'idgl-authors']
-ABLATED = {'noreg': 'regularisation', 'noil': 'iterating'}
-ABLATION_DATASETS = ('cora', 'citeseer', *TABLES)
+ABLATED = ('cora', 'citeseer', *TABLES)
+IDGLS = ('idgl', 'idgl-anch')
+PARTS = {'noil': 'iterating', 'noreg': 'regularisation'}  # by their ablations
 TIME_ROWS = ['gcn', 'gat', 'lds', 'idgl', 'idgl-noil', 'idgl-anch', 'idgl-anch-noil']
-Datasets = tuple[str, ...]
-Rows = list[list[str]]
+Rows = dict[str, Callable[[str], str]]  # by title: what is shown of a data set
 REPORTED = read_yaml(CONFIGS / 'reported.yaml')
 
 
 def runs_of(
-    dataset: str, system: System, folder: Path, paper_splits: bool = True
+    name: str, dataset: str, folder: Path, paper_splits: bool = True
 ) -> list[dict[str, Any]]:
     """The runs of a pair, if they are of the settings that the system has now. Where a
     search has kept the published ones, these are the same runs.
     """
-    drawn = paper_splits and dataset in TABLES
+    system, drawn = System.parse(name), paper_splits and dataset in TABLES
     try:
         settings = load_settings(system, dataset, drawn)
     except ValueError:  # not supported, not tuned
@@ -74,141 +77,81 @@ def runs_of(
     return []
 
 
-def head(datasets: Datasets) -> list[str]:
-    return ['', *(TITLES[dataset] for dataset in datasets)]
-
-
-def accuracy_row(
+def accuracy(
     name: str,
-    datasets: Datasets,
+    dataset: str,
     folder: Path,
+    figures: dict[str, dict] = REPORTED['accuracy'],
     paper_splits: bool = True,
-    figures: bool = True,
-) -> list[str]:
-    """The name of a system and its cells, with the paper's figures or without."""
-    system, row = System.parse(name), [System.parse(name).title]
-    reported = REPORTED['accuracy'].get(name, {}) if figures else {}
-    for dataset in datasets:
-        runs = runs_of(dataset, system, folder, paper_splits)
-        row.append(score_cell([run['test'] for run in runs], reported.get(dataset)))
-    return row
+) -> str:
+    """The test accuracy of a system, beside the paper's figure."""
+    runs = runs_of(name, dataset, folder, paper_splits)
+    figure = figures.get(name, {}).get(dataset)
+    return score_cell([run['test'] for run in runs], figure)
 
 
-def accuracy_table(
-    names: list[str], datasets: Datasets, folder: Path, *options: bool
-) -> Rows:
-    """Test accuracies, of systems that have some."""
-    rows = [accuracy_row(name, datasets, folder, *options) for name in names]
-    return [head(datasets), *(row for row in rows if {*row[1:]} != {'–'})]
+def smoothed(name: str, dataset: str, folder: Path, after: bool) -> str:
+    """The test accuracy before or after smoothing, of runs that have been smoothed."""
+    runs = [run for run in runs_of(name, dataset, folder) if 'smoothed' in run]
+    return score_cell([(run['smoothed'] if after else run)['test'] for run in runs])
 
 
-def reported_row(title: str, figures: dict[str, Any], datasets: Datasets) -> list[str]:
-    """Figures of others, which have no runs here."""
-    return [title, *(str(figures.get(dataset, '–')) for dataset in datasets)]
-
-
-def main_table(folder: Path) -> Rows:
-    """All systems, and what others report."""
-    others = REPORTED['others'].items()
-    rows = accuracy_table(MAIN_ROWS, DATASETS, folder)
-    return rows + [reported_row(*other, DATASETS) for other in others]
-
-
-def readme_table(folder: Path) -> Rows:
-    """The few rows of the README. Where no graph is given, GCN has that of the nearest
-    neighbours.
-    """
-    datasets = (*PLANETOID, *TABLES)
-    names = ['gcn-tuned', 'appnp-tuned', 'idgl', 'idgl-anch']
-    rows = [accuracy_row(name, datasets, folder, True, False) for name in names]
-    rows[0][4:] = accuracy_row('gcn-knn-tuned', TABLES, folder, True, False)[1:]
-    rows.insert(3, smoothed_rows('idgl', datasets, folder)[1])
-    for name in ('idgl', 'idgl-anch'):
-        title = f'{System(name).title}, paper'
-        rows.append(reported_row(title, REPORTED['accuracy'][name], datasets))
-    return [head(datasets), *rows]
-
-
-def smoothed_rows(name: str, datasets: Datasets, folder: Path) -> Rows:
-    """A system before and after smoothing, by the same runs."""
-    system = System.parse(name)
-    plain, smooth = [system.title], [f'{system.title} + smoothing']
-    for dataset in datasets:
-        runs = [r for r in runs_of(dataset, system, folder) if 'smoothed' in r]
-        plain.append(score_cell([run['test'] for run in runs]))
-        smooth.append(score_cell([run['smoothed']['test'] for run in runs]))
-    return [plain, smooth]
-
-
-def smoothed_table(folder: Path) -> Rows:
-    """Systems before and after smoothing, those that have been smoothed."""
-    datasets = (*PLANETOID, *TABLES)
-    names = [name for name in MAIN_ROWS if System.parse(name).base in SMOOTHED]
-    pairs = [smoothed_rows(name, datasets, folder) for name in names]
-    shown = [pair for pair in pairs if {*pair[0][1:]} != {'–'}]
-    return [head(datasets), *(row for pair in shown for row in pair)]
-
-
-def gains_table(folder: Path) -> Rows:
+def gain(base: str, ablation: str, dataset: str, folder: Path) -> str:
     """What a part of IDGL is worth: the test accuracy with it minus that without, of
     the same seeds, in points.
     """
-    rows = [head(ABLATION_DATASETS)]
-    for base in ('idgl', 'idgl-anch'):
-        for ablation, part in reversed(ABLATED.items()):
-            row = [f'{System(base).title}: {part}']
-            for dataset in ABLATION_DATASETS:
-                whole, rest = (
-                    {run['seed']: run['test'] for run in runs_of(dataset, s, folder)}
-                    for s in (System(base), System(base, ablation))
-                )
-                gains = [100 * (whole[s] - rest[s]) for s in sorted({*whole} & {*rest})]
-                text = mean_and_deviation(gains, sign='+') if gains else '–'
-                row.append(text + runs_remark(gains) * bool(gains))
-            rows.append(row)
-    return rows
+    whole, rest = (
+        {run['seed']: run['test'] for run in runs_of(name, dataset, folder)}
+        for name in (base, f'{base}-{ablation}')
+    )
+    gains = [whole[seed] - rest[seed] for seed in sorted({*whole} & {*rest})]
+    return score_cell(gains, sign='+')
 
 
-def searches_table(folder: Path) -> Rows:
+def trials(name: str, dataset: str, folder: Path) -> str:
     """How many settings have been tried on the dev set; with a star by Optuna."""
-
-    def count(name: str) -> str:
-        old = folder / 'search' / f'{name}.jsonl'
-        new = folder / 'search' / 'optuna' / f'{name}.log'
-        if new.exists():
-            storage = JournalStorage(JournalFileBackend(str(new)))
-            return f'{len(tried(optuna.load_study(study_name=name, storage=storage)))}*'
-        lines = old.read_text(encoding='utf-8').splitlines() if old.exists() else []
-        return str(len({str(json.loads(line)['params']) for line in lines}) or '–')
-
-    systems = read_yaml(CONFIGS / 'search.yaml')
-    rows = [[System(s).title, *(count(f'{d}_{s}') for d in DATASETS)] for s in systems]
-    return [head(DATASETS), *rows]
+    name = f'{dataset}_{name}'
+    old = folder / 'search' / f'{name}.jsonl'
+    new = folder / 'search' / 'optuna' / f'{name}.log'
+    if new.exists():
+        storage = JournalStorage(JournalFileBackend(str(new)))
+        return f'{len(tried(optuna.load_study(study_name=name, storage=storage)))}*'
+    lines = old.read_text(encoding='utf-8').splitlines() if old.exists() else []
+    return str(len({str(json.loads(line)['params']) for line in lines}) or '–')
 
 
-def time_table(folder: Path) -> Rows:
+def training_time(name: str, dataset: str, folder: Path) -> str:
     """Seconds until training stops, how often those of GCN, and the paper's."""
-    rows = [['one run each', *head(PLANETOID)[1:]]]
-    for name in TIME_ROWS:
-        row = [System.parse(name).title]
-        for dataset in PLANETOID:
-            seconds, gcn = (
-                runs[0]['seconds'] if runs else None
-                for runs in (
-                    runs_of(dataset, System.parse(n), folder / 'training_time')
-                    for n in (name, 'gcn')
-                )
-            )
-            text = f'{seconds:.1f} s' if seconds else '–'
-            if seconds and gcn and name != 'gcn':
-                text += f', {seconds / gcn:.1f}×'
-            figure = REPORTED['seconds'].get(name, {}).get(dataset)
-            row.append(f'{text} ({figure})' if figure else text)
-        rows.append(row)
-    return rows
+    own, gcn = (
+        [run['seconds'] for run in runs_of(system, dataset, folder)]
+        for system in (name, 'gcn')
+    )
+    text = f'{own[0]:.1f} s' if own else '–'
+    if own and gcn and name != 'gcn':
+        text += f', {own[0] / gcn[0]:.1f}×'
+    figure = REPORTED['seconds'].get(name, {}).get(dataset)
+    return f'{text} ({figure})' if figure else text
 
 
-def speed_table(folder: Path) -> Rows:
+def reported(figures: dict[str, Any], dataset: str) -> str:
+    """A figure of others, which have no runs here."""
+    return str(figures.get(dataset, '–'))
+
+
+def rows_of(names: Iterable[str], cell: Callable[..., str], **options: Any) -> Rows:
+    """A row for each system."""
+    titles = {System.parse(name).title: name for name in names}
+    return {title: partial(cell, name, **options) for title, name in titles.items()}
+
+
+def grid(datasets: Sequence[str], rows: Rows, corner: str = '') -> str:
+    """A table with a column for each data set, of the rows that show something."""
+    cells = [[title, *map(cell, datasets)] for title, cell in rows.items()]
+    header = [corner, *(TITLES[dataset] for dataset in datasets)]
+    return table(header, [row for row in cells if {*row[1:]} != {'–'}])
+
+
+def speed_table(folder: Path) -> list[list[str]]:
     """An epoch against GCN and the literal algorithm (documents: padded ones)."""
     content = read_json(folder / 'speed.json') or {}
     head = ['data', 'model', 'epoch', 'faster than the literal algorithm']
@@ -239,7 +182,7 @@ def speed_table(folder: Path) -> Rows:
     return rows
 
 
-def scaling_table(folder: Path) -> Rows:
+def scaling_table(folder: Path) -> list[list[str]]:
     """How time and memory of an epoch grow with the number of nodes."""
     content = read_json(folder / 'speed.json') or {}
     rows = [['graph', 'time ~ n^', 'memory ~ n^', 'most nodes', 'epoch', 'memory']]
@@ -258,22 +201,54 @@ def analyses(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {n: own for n, own in found.items() if own and analysis.make_table(n, own)}
 
 
+def make_grids(folder: Path) -> dict[str, str]:
+    """The tables whose columns are data sets, by the name of their markers."""
+    ours = partial(accuracy, figures={}, folder=folder)
+    main = rows_of(MAIN_ROWS, accuracy, folder=folder)
+    for title, figures in REPORTED['others'].items():
+        main[title] = partial(reported, figures)
+    both: Rows = {}
+    for name in MAIN_ROWS:
+        if (system := System.parse(name)).base in SMOOTHED:
+            cell = partial(smoothed, name, folder=folder)
+            both[system.title] = partial(cell, after=False)
+            both[f'{system.title} + smoothing'] = partial(cell, after=True)
+    gains: Rows = {}
+    for base, (ablation, part) in itertools.product(IDGLS, PARTS.items()):
+        cell = partial(gain, base, ablation, folder=folder)
+        gains[f'{SYSTEMS[base]}: {part}'] = cell
+
+    def tuned_gcn(dataset: str) -> str:  # where no graph is given: of the neighbours
+        return ours('gcn-knn-tuned' if dataset in TABLES else 'gcn-tuned', dataset)
+
+    readme: Rows = {'GCN (tuned)': tuned_gcn, **rows_of(['appnp-tuned', 'idgl'], ours)}
+    readme['IDGL + smoothing'] = both['IDGL + smoothing']
+    readme |= rows_of(['idgl-anch'], ours)
+    for base in IDGLS:
+        figures = REPORTED['accuracy'][base]
+        readme[f'{SYSTEMS[base]}, paper'] = partial(reported, figures)
+
+    ablated = [base + rest for base in IDGLS for rest in ('', '-noreg', '-noil')]
+    searched = read_yaml(CONFIGS / 'search.yaml')
+    times = rows_of(TIME_ROWS, training_time, folder=folder / 'training_time')
+    return {
+        'main': grid(DATASETS, main),
+        'readme': grid((*PLANETOID, *TABLES), readme),
+        'random-splits': grid(TABLES, rows_of(SUPPORTED, ours, paper_splits=False)),
+        'ablations': grid(ABLATED, rows_of(ablated, accuracy, folder=folder)),
+        'smoothed': grid((*PLANETOID, *TABLES), both),
+        'gains': grid(ABLATED, gains),
+        'searches': grid(DATASETS, rows_of(searched, trials, folder=folder)),
+        'training-time': grid(PLANETOID, times, 'one run each'),
+    }
+
+
 def make_tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables by the name of their markers."""
-    ablations = [b + a for b in ('idgl', 'idgl-anch') for a in ('', '-noreg', '-noil')]
-    tables = {
-        'main': main_table(folder),
-        'readme': readme_table(folder),
-        'random-splits': accuracy_table([*SUPPORTED], TABLES, folder, False, False),
-        'ablations': accuracy_table(ablations, ABLATION_DATASETS, folder),
-        'smoothed': smoothed_table(folder),
-        'gains': gains_table(folder),
-        'searches': searches_table(folder),
-        'training-time': time_table(folder),
-        'speed': speed_table(folder),
-        'scaling': scaling_table(folder),
-    }
-    made = {name: table(rows[0], rows[1:]) for name, rows in tables.items()}
+    made = make_grids(folder)
+    for name, make in (('speed', speed_table), ('scaling', scaling_table)):
+        header, *rows = make(folder)
+        made[name] = table(header, rows)
     made |= {f'analysis-{name}': '' for name in analysis.ANALYSES}
     for name, found in analyses(folder).items():
         title = analysis.ANALYSES[name].title

@@ -25,7 +25,7 @@ import common
 import optuna
 import yaml
 from common import CONFIGS, DATASETS, RESULTS, TABLES, locked, read_yaml, table
-from options import add_options, explain_errors, positive, run_options, stage
+from options import add_options, explain_errors, positive, stage
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -86,30 +86,22 @@ def tried(study: optuna.Study) -> list[dict[str, Any]]:
     return found
 
 
-def search(
-    base: str,
-    dataset: str,
-    root: str,
-    trials: int,
-    seeds: int,
-    *,
-    device: Any = 'cpu',
-    progress: bool = True,
-    folder: Path = RESULTS,
-) -> optuna.Study:
+def search(args: argparse.Namespace) -> optuna.Study:
     """Runs what is missing of a search, and returns all its trials."""
-    system, space = System(base), search_space(base, dataset)
+    dataset, system = args.dataset, System(args.model)
+    space = search_space(args.model, dataset)
     published = load_settings(system, dataset, paper_splits=dataset in TABLES)
-    study = open_study(base, dataset, published, folder)
+    study = open_study(args.model, dataset, published, args.results)
 
     def run_seed(trial: optuna.Trial, settings: dict[str, Any], seed: int) -> float:
         # Those of a trial that a killed process has left are there.
         if (name := f'seed {seed}') not in trial.user_attrs:
-            file = checkpoint_file(root, dataset, system, settings, seed, 'search')
-            options = {'device': device, 'progress': progress, 'checkpoint': file}
-            options |= {'settings': settings, 'hide_test': True}
+            about = (dataset, system, settings, seed, 'search')
+            file = checkpoint_file(args.root, *about)
+            how = {'device': args.device, 'progress': not args.quiet}
+            how |= {'settings': settings, 'checkpoint': file, 'hide_test': True}
             try:
-                record = run(system, dataset, seed, root, **options)
+                record = run(system, dataset, seed, args.root, **how)
             except FloatingPointError as error:  # a bad trial, not the end of all
                 file.unlink(missing_ok=True)
                 raise optuna.TrialPruned(str(error)) from error
@@ -125,17 +117,17 @@ def search(
             raise optuna.TrialPruned  # it costs nothing, and does not count
         trial.set_user_attr('versions', common.versions())
         losses: list[float] = []
-        for seed in range(seeds):
+        for seed in range(args.seeds):
             losses.append(run_seed(trial, {**published, **params}, seed))
             if not math.isfinite(losses[-1]):
                 raise optuna.TrialPruned
             trial.report(statistics.fmean(losses), seed)
-            if seed + 1 < seeds and trial.should_prune():
+            if seed + 1 < args.seeds and trial.should_prune():
                 raise optuna.TrialPruned
         return statistics.fmean(losses)
 
-    for _ in range(20 * trials):  # in a small space all settings are soon known
-        if len(tried(study)) < trials:
+    for _ in range(20 * args.trials):  # in a small space all settings are soon known
+        if len(tried(study)) < args.trials:
             study.optimize(objective, n_trials=1)
     return study
 
@@ -178,8 +170,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     stage(args)
-    where = (args.model, args.dataset, args.root)
-    study = search(*where, args.trials, args.seeds, **run_options(args))
+    study = search(args)
     found = study.get_trials(states=(TrialState.COMPLETE,))
     ranked = sorted(found, key=lambda trial: trial.value)
     if not ranked:

@@ -14,7 +14,6 @@ turns in fresh processes, whose peak memory is their own. Rows are written at on
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -192,7 +191,7 @@ def newsgroups(method: str, root: str, every: int) -> Epoch:
 
     from torch_geometric_idgl.loader import BucketSampler
 
-    settings = documents.load_settings(documents.find_system(method), '20news')
+    settings = documents.load_settings(documents.SYSTEMS[method], '20news')
     cut = (settings['split_seed'], settings['max_tokens'])
     train = documents.DATASETS['20news'](f'{root}/20news', 'train', *cut)
     vectors = documents.load_vectors(settings['vectors'], train.vocab, root).weight
@@ -300,9 +299,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         return row | {'memory_exponent': exponent(points, 'used_mb')}
     found: dict[str, Any] = in_turns(name, args)
     if args.before:
-        for key, folder in {'before': args.before, 'after': HERE}.items():
-            git = ['git', '-C', str(folder), 'rev-parse', '--short', 'HEAD']
-            found[key]['revision'] = subprocess.check_output(git, text=True).strip()
+        found['before']['revision'] = common.commit(args.before / HERE.name)
+        found['after']['revision'] = common.COMMIT
         ratios = {'time_ratio': 'seconds', 'memory_ratio': 'peak_mb'}.items()
         return found | {r: found['after'][k] / found['before'][k] for r, k in ratios}
     seconds = {method: own['seconds'] for method, own in found.items()}

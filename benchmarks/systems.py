@@ -83,18 +83,18 @@ class System:
     """A system by its parts; :obj:`str(system)` is its name."""
 
     base: str
-    ablation: str | None = None
+    ablation: str = ''
     tuned: bool = False
 
     def __str__(self) -> str:
-        parts = (self.base, self.ablation, 'tuned' if self.tuned else None)
+        parts = (self.base, self.ablation, 'tuned' * self.tuned)
         return '-'.join(filter(None, parts))
 
     @property
     def title(self) -> str:
         """How a table names it."""
-        ablation = ABLATION_TITLES[self.ablation] if self.ablation else None
-        parts = (TITLES[self.base], ablation, '(tuned)' if self.tuned else None)
+        ablation = ABLATION_TITLES.get(self.ablation)
+        parts = (TITLES[self.base], ablation, '(tuned)' * self.tuned)
         return ' '.join(filter(None, parts))
 
     @classmethod
@@ -111,7 +111,7 @@ class System:
 SYSTEMS = {
     str(system): system
     for base in SUPPORTED
-    for ablation in (None, *(ABLATIONS if base.startswith('idgl') else ()))
+    for ablation in ('', *(ABLATIONS if base.startswith('idgl') else ()))
     for system in (System(base, ablation), System(base, ablation, True))
 }
 
@@ -233,6 +233,27 @@ def draw_as_authors(model: torch.nn.Module, seed: int) -> None:
         init(learner.metric.weight)
 
 
+def train(
+    system: System, settings: dict[str, Any], data: Data, seed: int, **how: Any
+) -> tuple[torch.nn.Module | None, dict[str, Any]]:
+    """Trains a system; returns the network, if it is one, and what it reached. Beside
+    the settings there are :obj:`progress`, :obj:`desc` and :obj:`checkpoint`.
+    """
+    base = system.base
+    if base in ('logreg', 'rbf-svm'):
+        return None, fit_classical(base, data, **settings)
+    if base == 'lds':
+        kwargs = {key: value for key, value in settings.items() if key != 'k'}
+        return None, fit_lds(data, **kwargs, **how)
+    model = make_model(base, settings, data).to(data.x.device)
+    if system.ablation == 'authors':
+        draw_as_authors(model, seed)
+    options = {key: settings[key] for key in FIT if key in settings}
+    found = fit(model, data, **options, **how)
+    record = {'train': found.train_score, **fitted(found, model)}
+    return model, {**record, 'dev_cross_entropy': cross_entropy(model, data)}
+
+
 def run(
     system: System,
     dataset: str,
@@ -249,33 +270,21 @@ def run(
     kept in the file :obj:`checkpoint`, to go on from. With :obj:`hide_test` test labels
     are not readable, for a search on the dev set.
     """
-    base, first = system.base, seed
+    first = seed
     if 'seeds' in settings:
         first = settings['seeds'][seed % len(settings['seeds'])]
     seed_everything(first)
-    data = load_data(base, dataset, settings, root, seed).to(device)
+    data = load_data(system.base, dataset, settings, root, seed).to(device)
     settings = {key: value for key, value in settings.items() if key not in OF_DATA}
     if hide_test:
         data.y = data.y.where(data.train_mask | data.val_mask, -1)
-    if base in ('logreg', 'rbf-svm'):
-        record = fit_classical(base, data, seed=seed, **settings)
-    elif base == 'lds':
-        kwargs = {key: value for key, value in settings.items() if key != 'k'}
-        record = fit_lds(data, progress=progress, checkpoint=checkpoint, **kwargs)
-    else:
-        model = make_model(base, settings, data).to(device)
-        if system.ablation == 'authors':
-            draw_as_authors(model, first)
-        options = {key: settings[key] for key in FIT if key in settings}
-        if hide_test:
-            del data.test_mask
-        found = fit(model, data, progress=progress, checkpoint=checkpoint, **options)
-        record = {'train': found.train_score, **fitted(found, model)}
-        record['dev_cross_entropy'] = cross_entropy(model, data)
-        if base in SMOOTHED and not hide_test:
-            record['smoothed'] = smoothed(model, data)
+        del data.test_mask
+    how = {'progress': progress, 'checkpoint': checkpoint}
+    model, record = train(system, settings, data, first, **how)
     if hide_test:
-        record.pop('test')
+        record.pop('test', None)
+    elif system.base in SMOOTHED:
+        record['smoothed'] = smoothed(model, data)
     return record
 
 

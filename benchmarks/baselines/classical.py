@@ -11,13 +11,15 @@ from torch_geometric.data import Data
 MODELS = {'logreg': partial(LogisticRegression, max_iter=10_000), 'rbf-svm': SVC}
 
 
-def fit_classical(name: str, data: Data, seed: int = 0, **grid: list[float]) -> dict:
+def fit_classical(name: str, data: Data, **grid: list[float]) -> dict:
     """Fits a classifier for each setting of a grid, keeps the best on the dev set; of
-    equals, the first of the lists. Neither classifier draws random numbers.
+    equals, the first of the lists. Neither classifier draws random numbers, and there
+    need not be test nodes.
     """
     start = time.perf_counter()
     x, y = data.x.cpu().numpy(), data.y.cpu().numpy()
-    masks = {'train': data.train_mask, 'dev': data.val_mask, 'test': data.test_mask}
+    names = {'train': 'train_mask', 'dev': 'val_mask', 'test': 'test_mask'}
+    masks = {key: data[name] for key, name in names.items() if name in data}
     part = {key: mask.cpu().numpy().nonzero()[0] for key, mask in masks.items()}
     split = [(part['train'], part['dev'])]
     search = GridSearchCV(MODELS[name](), grid, cv=split, refit=False).fit(x, y)

@@ -122,6 +122,7 @@ def fit_lds(
     patience: int = 5,
     max_restarts: int = 50,
     progress: bool = True,
+    desc: str = 'LDS',
     checkpoint: str | os.PathLike | None = None,
 ) -> dict:
     """Algorithm 1 of the paper, from the given graph or a kNN graph (kNN-LDS).
@@ -144,9 +145,10 @@ def fit_lds(
         set_rng_state(rng)
     # One half of the dev nodes is for the outer loss, the other to choose.
     outer, held_out = dev.tensor_split(2)
-    parts = {'train': data.train_mask, 'dev': held_out, 'test': data.test_mask}
+    parts = {'train': data.train_mask, 'dev': held_out}
+    parts |= {'test': data.test_mask} if 'test_mask' in data else {}
 
-    shown = {'desc': 'LDS', 'disable': not progress, 'leave': False}
+    shown = {'desc': desc, 'disable': not progress, 'leave': False}
     bar = tqdm(total=max_restarts, initial=len(starts), **shown)
     while len(starts) < max_restarts:
         dev_scores = [start['dev'] for start in starts]

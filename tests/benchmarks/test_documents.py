@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from common import read_json, write_json
-from documents import KNNGCN, find_system, load_settings, make_table
+from documents import KNNGCN, SYSTEMS, load_settings, make_table
 from torch_geometric.nn import GCNConv
 
 from tests.datasets.common import pack
@@ -91,7 +91,7 @@ def test_run(run, data, tmp_path, dataset, model, capfd):
         *['dataset', 'system', 'settings', 'documents', 'runs', 'command']
     ]
     assert (found['dataset'], found['system']) == (dataset, model)
-    assert found['settings'] == load_settings(find_system(model), dataset)
+    assert found['settings'] == load_settings(SYSTEMS[model], dataset)
     assert found['settings']['max_tokens'] == documents.MAX_TOKENS
     assert found['settings']['max_epochs'] == 1000  # not that of a single run
     assert found['documents'] == 'all'
@@ -145,7 +145,7 @@ def test_names_of_files_stay(tmp_path, monkeypatch):
     argv += ['--results', str(tmp_path)]
     assert documents.main(argv) == 0
     assert documents.main([*argv, '--first', '1', '--max-epochs', '7']) == 0
-    settings = load_settings(find_system('idgl'), '20news', max_tokens=100)
+    settings = load_settings(SYSTEMS['idgl'], '20news', max_tokens=100)
     text = json.dumps([settings, None], sort_keys=True)
     name = f'20news_idgl_{hashlib.sha256(text.encode()).hexdigest()[:8]}'
     folder = tmp_path / 'checkpoints' / 'documents'
@@ -434,7 +434,7 @@ def test_knn_gcn_dropout():
 
 
 def write_result(folder, dataset, model, scores, documents='all', epochs=20, **changed):
-    settings = load_settings(find_system(model), dataset) | changed
+    settings = load_settings(SYSTEMS[model], dataset) | changed
     stopped = epochs == 20
     runs = [
         {'seed': i, 'test': score, 'epochs': epochs, 'stopped_early': stopped}
@@ -508,7 +508,7 @@ def test_a_part_of_an_epoch_can_be_timed(data, monkeypatch):
 
 
 def test_missing_word_vectors_are_named(tmp_path):
-    name = load_settings(find_system('idgl'), '20news')['vectors']
+    name = load_settings(SYSTEMS['idgl'], '20news')['vectors']
     message = rf"There is no file '.*' of the word vectors '{name}'; put it there"
     with pytest.raises(FileNotFoundError, match=message):
         documents.load_vectors(name, ['word'], str(tmp_path))

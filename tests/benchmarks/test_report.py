@@ -139,7 +139,8 @@ def test_gains_are_of_the_same_seeds(tmp_path):
 
 def test_searches_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(search, 'run', lambda *args, **kwargs: {'dev_loss': 0.5})
-    search.search('gcn-knn', 'wine', 'data', 2, 1, folder=tmp_path)
+    argv = ['--dataset', 'wine', '--model', 'gcn-knn', '--trials', '2', '--seeds', '1']
+    search.search(search.parse_args([*argv, '--results', str(tmp_path)]))
     lines = [{'params': {'lr': lr}, 'seed': s} for lr in (0.1, 0.2) for s in (0, 1)]
     file = tmp_path / 'search' / 'cora_gcn.jsonl'
     file.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
@@ -202,6 +203,7 @@ def test_speed(tmp_path):
 
 def test_pages(tmp_path, capsys):
     write_result(tmp_path, 'cora', 'idgl', [0.84] * 5)
+    write_result(tmp_path, 'cora', 'idgl-noil', [0.83] * 5)
     page = tmp_path / 'page.md'
     page.write_text(
         'Before\n\n<!-- results:main -->\nold\n<!-- /results:main -->\n\nAfter\n'

@@ -13,7 +13,7 @@ import report
 import search
 import systems
 from common import read_json, read_yaml
-from node_classification import results_file, run_pair
+from node_classification import results_file
 from systems import SUPPORTED, System, load_settings
 
 from torch_geometric_idgl.datasets import load
@@ -34,6 +34,14 @@ def short(monkeypatch):
 def record(**kwargs):
     values = {'test': 0.8, 'dev': 0.7, 'epochs': 3, 'seconds': 1.0}
     return {**values, 'dev_loss': 0.5, 'iterations': 2.0, **kwargs}
+
+
+def run_pair(system, seeds, results, *options, root='data'):
+    """Runs a system on Wine."""
+    argv = ['--dataset', 'wine', '--model', str(system), '--runs', str(len(seeds))]
+    argv += ['--first', str(seeds[0]), '--root', str(root), '--results', str(results)]
+    args = node_classification.parse_args([*argv, '--device', 'cpu', *options])
+    return node_classification.run_pair('wine', system, args)
 
 
 # node_classification.py
@@ -78,7 +86,7 @@ def test_paper_splits(tmp_path, short, monkeypatch, capsys):
         return data
 
     monkeypatch.setattr(systems, 'load_data', spy)
-    run_pair('wine', system, range(2), str(tmp_path), True, tmp_path)
+    run_pair(system, range(2), tmp_path, '--splits', 'paper', root=tmp_path)
     content = read_json(results_file('wine', system, tmp_path, paper_splits=True))
     assert content['settings']['splits'] == splits
     assert content['command'].endswith('--splits paper --runs 2')
@@ -104,16 +112,16 @@ def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(node_classification, 'run', fake)
     system = System('gcn-knn')
     with pytest.raises(KeyboardInterrupt):
-        run_pair('wine', system, range(3), 'data', folder=tmp_path)
+        run_pair(system, range(3), tmp_path)
     file = results_file('wine', system, tmp_path)
     assert [run['seed'] for run in read_json(file)['runs']] == [0, 1]
     capsys.readouterr()
-    run_pair('wine', system, range(4), 'data', folder=tmp_path)
+    run_pair(system, range(4), tmp_path)
     assert seeds == [0, 1, 2, 2, 3]
     lines = capsys.readouterr().out.splitlines()
     assert [line.endswith(' (stored, not run)') for line in lines] == [1, 1, 0, 0]
     # What is shown is what was asked for, not all there is.
-    found = run_pair('wine', system, range(1, 3), 'data', folder=tmp_path)
+    found = run_pair(system, range(1, 3), tmp_path)
     assert [run['seed'] for run in found] == [1, 2]
     assert [run['seed'] for run in read_json(file)['runs']] == [0, 1, 2, 3]
     assert not list(tmp_path.rglob('*.tmp'))
@@ -145,13 +153,13 @@ def test_smoothed_scores_are_shown(tmp_path, monkeypatch, capsys):
 
 def test_other_settings_are_not_mixed(tmp_path, monkeypatch):
     monkeypatch.setattr(node_classification, 'run', lambda *a, **k: record())
-    run_pair('wine', System('gcn-knn'), range(1), 'data', folder=tmp_path)
+    run_pair(System('gcn-knn'), range(1), tmp_path)
     file = results_file('wine', System('gcn-knn'), tmp_path)
     content = read_json(file)
     content['settings']['lr'] = 7.0
     common.write_json(file, content)
     with pytest.raises(ValueError, match=r"\{'lr': \(7.0, 0.01\)\}"):
-        run_pair('wine', System('gcn-knn'), range(2), 'data', folder=tmp_path)
+        run_pair(System('gcn-knn'), range(2), tmp_path)
 
 
 def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
@@ -167,12 +175,12 @@ def test_settings_that_change_meanwhile(tmp_path, monkeypatch):
         return record(test=settings['lr'])
 
     monkeypatch.setattr(node_classification, 'run', fake)
-    node_classification.run_seed('wine', system, 0, 'data', folder=tmp_path)
+    run_pair(system, range(1), tmp_path)
     content = read_json(results_file('wine', system, tmp_path))
     assert content['settings'] == before
     assert [run['test'] for run in content['runs']] == [before['lr']]
     with pytest.raises(ValueError, match='Expected the settings that wine_gcn-knn'):
-        node_classification.run_seed('wine', system, 1, 'data', folder=tmp_path)
+        run_pair(system, range(2), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_corrupt_results_are_named(content, tmp_path):
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"wine_gcn-knn.json' to be a JSON file of"):
-        run_pair('wine', System('gcn-knn'), range(1), 'data', folder=tmp_path)
+        run_pair(System('gcn-knn'), range(1), tmp_path)
     assert file.read_bytes() == content
 
 
@@ -242,10 +250,10 @@ def test_half_finished_seed_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(node_classification, 'run', fake)
     for folder in ['a/results', 'b/results', 'b/timed']:
-        run_pair('wine', system, range(1), str(tmp_path), folder=tmp_path / folder)
+        run_pair(system, range(1), tmp_path / folder, root=tmp_path)
     changed = {**load_settings(system, 'wine'), 'lr': 7.0}
     monkeypatch.setattr(node_classification, 'load_settings', lambda *a: changed)
-    run_pair('wine', system, range(1), str(tmp_path), folder=tmp_path)
+    run_pair(system, range(1), tmp_path, root=tmp_path)
     # The same run finds its checkpoint; one with other settings, or for another folder
     # of results, has its own.
     assert files[0] == files[1]
@@ -290,7 +298,7 @@ def test_documented_commands_are_understood(script):
     for arguments in commands:
         args = script.parse_args(arguments)
         if script is documents:
-            documents.find_system(args.model)
+            assert args.model in documents.SYSTEMS
         elif getattr(args, 'model', None):
             given = (args.dataset, args.model)
             given = [[x] if isinstance(x, str) else x for x in given]

@@ -28,6 +28,13 @@ def arguments(folder, *more):
     return [*argv, '--tuned', str(folder / 'tuned.yaml'), *more]
 
 
+def run_search(model, trials, seeds, folder, dataset='wine'):
+    argv = ['--dataset', dataset, '--model', 'gcn-knn', '--results', str(folder)]
+    args = search.parse_args([*argv, '--trials', str(trials), '--seeds', str(seeds)])
+    args.model = model  # which may be none that is searched
+    return search.search(args)
+
+
 def test_lowest_dev_cross_entropy_wins(calls, tmp_path, capsys):
     (tmp_path / 'tuned.yaml').write_text('# A comment.\nidgl: {wine: {lr: 0.1}}\n')
     argv = arguments(tmp_path, '--trials', '12', '--seeds', '2')
@@ -65,13 +72,13 @@ def test_stopped_trial_goes_on(calls, tmp_path, monkeypatch):
 
     monkeypatch.setattr(search, 'run', stop)
     with pytest.raises(KeyboardInterrupt):
-        search.search('gcn-knn', 'wine', 'data', 3, 3, folder=tmp_path)
+        run_search('gcn-knn', 3, 3, tmp_path)
     study = search.open_study('gcn-knn', 'wine', PUBLISHED, tmp_path)
     stopped = study.trials[1]
     study.ask()  # what a killed process leaves behind: a trial that is not told
 
     monkeypatch.setattr(search, 'run', train)
-    study = search.search('gcn-knn', 'wine', 'data', 3, 3, folder=tmp_path)
+    study = run_search('gcn-knn', 3, 3, tmp_path)
     assert len(search.tried(study)) == 3
     assert not study.get_trials(states=(TrialState.RUNNING,))
     assert stopped.params in [t.params for t in study.trials[2:]]
@@ -88,7 +95,7 @@ def test_bad_trials_do_not_end_the_search(tmp_path, monkeypatch, capsys):
         return {'dev': 0.5, 'dev_loss': loss}  # LDS has no other
 
     monkeypatch.setattr(search, 'run', fake)
-    study = search.search('lds', 'wine', 'data', 4, 1, folder=tmp_path)
+    study = run_search('lds', 4, 1, tmp_path)
     states = [trial.state for trial in study.trials]
     assert states == [TrialState.COMPLETE] + [TrialState.PRUNED] * 3
     assert (study.best_trial.params, study.best_value) == ({}, 0.5)
@@ -100,10 +107,10 @@ def test_bad_trials_do_not_end_the_search(tmp_path, monkeypatch, capsys):
 def test_settings_are_tried_once(calls, tmp_path, monkeypatch):
     space = {'dropout': [0.3, 0.5, 0.7], 'lr': [0.01]}  # the published among them
     monkeypatch.setattr(search, 'search_space', lambda *args: space)
-    study = search.search('gcn-knn', 'wine', 'data', 10, 1, folder=tmp_path)
+    study = run_search('gcn-knn', 10, 1, tmp_path)
     assert sorted(settings['dropout'] for settings, _ in calls) == [0.3, 0.5, 0.7]
     assert len(search.tried(study)) == 3
-    search.search('gcn-knn', 'wine', 'data', 10, 1, folder=tmp_path)
+    run_search('gcn-knn', 10, 1, tmp_path)
     assert len(calls) == 3
 
 
@@ -115,21 +122,21 @@ def test_trials_above_the_median_are_pruned(tmp_path, monkeypatch):
         return {'dev_loss': float(len(seen))}  # always worse
 
     monkeypatch.setattr(search, 'run', fake)
-    study = search.search('gcn-knn', 'wine', 'data', 7, 5, folder=tmp_path)
+    study = run_search('gcn-knn', 7, 5, tmp_path)
     pruned = [t for t in study.trials if t.state == TrialState.PRUNED]
     assert [len(trial.intermediate_values) for trial in pruned] == [3, 3]
 
 
 def test_other_published_settings_are_refused(calls, tmp_path, monkeypatch):
-    search.search('gcn-knn', 'wine', 'data', 1, 1, folder=tmp_path)
+    run_search('gcn-knn', 1, 1, tmp_path)
     changed = {**PUBLISHED, 'patience': 7}
     monkeypatch.setattr(search, 'load_settings', lambda *args, **kwargs: changed)
     with pytest.raises(ValueError, match='Expected the published settings'):
-        search.search('gcn-knn', 'wine', 'data', 2, 1, folder=tmp_path)
+        run_search('gcn-knn', 2, 1, tmp_path)
 
 
 def test_search_wants_plain_systems(tmp_path):
     for name in ['gcn-tuned', 'idgl-noil', 'logreg']:
         with pytest.raises(ValueError, match=rf"\(got '{name}'\)"):
-            search.search(name, 'cora', 'data', 2, 1, folder=tmp_path)
+            run_search(name, 2, 1, tmp_path, dataset='cora')
     assert not list(tmp_path.rglob('*.log'))

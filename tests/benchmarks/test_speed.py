@@ -168,11 +168,12 @@ def test_rows_before_a_failure_are_kept(tmp_path, answer):
 def test_revisions_take_turns(tmp_path, answer, monkeypatch):
     answers, _ = answer
     answers['idgl'] = [(4.0, 200.0), (1.0, 100.0)] * 2
-    monkeypatch.setattr(speed.subprocess, 'check_output', lambda *a, **k: 'abc\n')
+    monkeypatch.setattr(common, 'commit', lambda folder: f'that of {folder}')
     argv = ['--before', str(tmp_path), '--only', 'wine/idgl', '--repeats', '2']
     assert main(tmp_path, *argv) is None  # it has a file of its own
     assert speed.sys.path[:4] == [str(speed.HERE.parent), str(tmp_path.resolve())] * 2
     row = common.read_json(tmp_path / 'compare_revisions.json')['cases']['wine/idgl']
     assert (row['time_ratio'], row['memory_ratio']) == (0.25, 0.5)
     assert row['before']['all_seconds'] == [4.0, 4.0]
-    assert row['before']['revision'] == 'abc'
+    assert row['before']['revision'] == f'that of {tmp_path / "benchmarks"}'
+    assert row['after']['revision'] == common.COMMIT
