@@ -53,7 +53,7 @@ Row = dict[str, Any]  # a cell (data, system, what is varied, seed), and its res
 COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 GREY = '#999999'
 MARKERS = 'osD^vP*'
-DASHES = ['--', ':', '-.', (0, (1, 3))]
+DASHES = ['--', ':', '-.', (0, (3, 1, 1, 1))]
 PERTURBED_TITLES = SYSTEMS | {
     'idgl-anch': 'IDGL-Anch, 100 anchors',
     'gcn-pruned': 'GCN, pruned',
@@ -78,7 +78,8 @@ FEW_ANCHORS = {'num_anchors': 100, 'scale_regularizer': True}
 # the smallest similarity of edges that are kept, the number of neighbours.
 WEIGHTS = [0.8, 0.5, 0.25, 0.1, 0.0]
 THRESHOLDS = [0.01, 0.02, 0.03, 0.04, 0.05]
-ATTACK_OPTIONS = {'gcn': [None], 'gcn-pruned': THRESHOLDS, 'gcn-knn': [5, 10, 20]}
+ATTACK_OPTIONS = {'gcn': [None], 'gcn-pruned': [*THRESHOLDS, 0.075, 0.1, 0.15]}
+ATTACK_OPTIONS |= {'gcn-knn': [5, 10, 20]}
 ATTACK_OPTIONS |= {'idgl': WEIGHTS, 'idgl-pruned': THRESHOLDS}
 
 
@@ -344,7 +345,7 @@ def draw_panels(panels: list[Panel]) -> Figure:
     for label, colour, marker in zip(ours, COLOURS, MARKERS, strict=False):
         styles[label] = {'color': colour, 'marker': marker, 'capsize': 2}
     for i, (label, dashes) in enumerate(zip(others, DASHES, strict=False)):
-        styles[label] = {'color': str(0.2 + 0.5 * i / len(others)), 'linestyle': dashes}
+        styles[label] = {'color': str(0.2 + 0.4 * i / len(others)), 'linestyle': dashes}
     handles = {}
     for i, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, i)
@@ -498,6 +499,17 @@ def main(argv: list[str] | None = None) -> int:
     seeds = [0] if args.quick else args.seeds or analysis.seeds
     asked = {'dataset': args.dataset, 'system': args.systems, analysis.x: args.values}
     asked = {key: values for key, values in asked.items() if values}
+    known = {
+        'dataset': analysis.datasets,
+        'system': analysis.systems,
+        **analysis.varied,
+    }
+    for key, values in asked.items():
+        if wrong := [value for value in values if value not in known.get(key, ())]:
+            raise ValueError(
+                f"Expected '{key}' to be among {list(known.get(key, ()))} for the "
+                f"analysis '{args.name}' (got {wrong})"
+            )
     for cell in () if args.show else analysis.list_cells(seeds, found):
         portion = all(cell[key] in asked[key] for key in asked.keys() & cell.keys())
         if not portion or any(cell.items() <= r.items() for r in found):

@@ -302,7 +302,7 @@ def cross_entropy(model: torch.nn.Module, data: Data) -> float:
 
 @torch.no_grad()
 def smoothed(model: torch.nn.Module, data: Data) -> dict[str, Any]:
-    """Dev and test accuracy of predictions smoothed over the last learned graph, or
+    """Dev and test accuracy of predictions smoothed over the last mixed graph, or
     over the normalised graph of a model that learns none. How much is chosen on the dev
     nodes of each run; of equals, the least.
     """

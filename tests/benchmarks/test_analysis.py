@@ -38,7 +38,7 @@ def command(tmp_path, monkeypatch):
     ('name', 'argv', 'count'),
     [
         ('edges', ['--dataset', 'cora', '--rates', '0.25'], 8),
-        ('attacks', ['--dataset', 'citeseer', '--rates', '0.25'], 19),
+        ('attacks', ['--dataset', 'citeseer', '--rates', '0.25'], 22),
         ('convergence', ['--dataset', 'cora'], 1),
         ('stopping', ['--dataset', 'cora', '--values', '0', '2'], 2),
         ('lambda', ['--systems', 'idgl'], 5),
@@ -56,6 +56,20 @@ def test_analyses(name, argv, count, command, capsys):
     assert analysis.make_table(name, content['cells']) in capsys.readouterr().out
     plot = file.with_suffix('.svg').read_text()
     assert plot.startswith('<?xml') and len(plot) > 10_000
+
+
+@pytest.mark.parametrize(
+    ('name', 'argv', 'wrong'),
+    [
+        ('lambda', ['--dataset', 'Cora'], 'Cora'),
+        ('lambda', ['--systems', 'gcn'], 'gcn'),
+        ('lambda', ['--values', '0.33'], '0.33'),
+        ('convergence', ['--values', '1'], '1.0'),
+    ],
+)
+def test_what_is_not_there_is_named(name, argv, wrong, tmp_path, capsys):
+    assert main([name, *argv, '--results', str(tmp_path)]) == 1
+    assert wrong in capsys.readouterr().err
 
 
 def test_cells_are_not_run_again(command, monkeypatch, capsys):

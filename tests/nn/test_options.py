@@ -155,3 +155,20 @@ def test_graph_dropout_of_the_first_mixture():
     assert_close(total / 300, initial, 0.15)
     kept = trace.mixed.to_dense() != 0
     assert_close(trace.mixed.to_dense()[kept], initial[kept] / 0.75, 1e-9)
+
+
+def test_graph_dropout_of_the_first_learned_graph():
+    """Columns are dropped after normalising; what is regularised is not."""
+    x, edge_index = make_graph(dtype=torch.float64)
+    model = make_model(IDGL, graph_dropout=0.25, initial_weight=0.0, max_iters=0)
+    model.double().train()
+    torch.manual_seed(0)
+    _, trace = model(x, edge_index, return_trace=True)
+    learned = trace.learned.to_dense()
+    whole, mixed = learned / learned.sum(1, keepdim=True), trace.mixed.to_dense()
+    dropped = (mixed == 0).all(dim=0)
+    assert 0 < int(dropped.sum()) < len(x)
+    assert_close(mixed, whole * ~dropped / 0.75, 1e-9)
+    without = make_model(IDGL, initial_weight=0.0, max_iters=0).double()
+    expected = without(x, edge_index, return_trace=True)[1]
+    assert_close(trace.regs[0], expected.regs[0], 1e-9)

@@ -182,6 +182,15 @@ def test_smooth_errors():
         of_graphs.smooth()
 
 
+def test_smooth_of_one_output_wants_probabilities():
+    x, edge_index = make_graph()
+    model = MODELS[0](6, 8, 2, 1).eval()
+    out, trace = model(x, edge_index, return_trace=True)
+    with pytest.raises(ValueError, match=r"'probs' for a model with one output"):
+        trace.smooth()
+    assert trace.smooth(probs=out.sigmoid()).shape == out.shape
+
+
 def test_smooth_takes_labels():
     x, edge_index = make_graph(n=8)
     model = make_model().eval()

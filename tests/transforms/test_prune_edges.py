@@ -61,6 +61,17 @@ def test_prune_edges_cosine(sparse):
         assert out.edge_index.equal(EDGES[:, expected])
 
 
+def test_prune_edges_keeps_equal_rows():
+    """Whose cosine may be less than one by rounding."""
+    x = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)).repeat(50, 1)
+    x *= torch.linspace(0.1, 9.0, 50).unsqueeze(1)
+    edge_index = torch.stack([torch.arange(49), torch.arange(1, 50)])
+    out = PruneEdges(1.0)(Data(x=x, edge_index=edge_index))
+    assert out.num_edges == 49
+    with pytest.raises(ValueError, match=r"'x' to be of shape .*got \[4\]"):
+        PruneEdges(0.1)(Data(x=torch.rand(4), edge_index=torch.tensor([[0], [1]])))
+
+
 def test_prune_edges_in_blocks(monkeypatch):
     expected = kept(PruneEdges(0.2)(make_data()))
     monkeypatch.setattr(PruneEdges, '_block_entries', 10)

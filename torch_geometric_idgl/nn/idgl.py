@@ -145,10 +145,11 @@ class IDGL(Module):
         graph_dropout (float, optional): Dropout on the mixed first graph, after
             normalising: on every entry of the initial graph, and on the sending nodes
             (columns) of the first learned graph; of an initial kNN graph that is
-            complete, on the sending nodes too. Each row is dropped exactly as if its
-            entries were dropped one by one (as the paper's code does); only that rows
-            share the mask makes it possible without an :math:`n \times n` matrix.
-            (default: :obj:`0.`)
+            complete, on the sending nodes too. In a row, entries of each of the two are
+            dropped independently; that rows share the mask of the learned graph makes
+            it possible without an :math:`n \times n` matrix. (The paper's code has one
+            mask for all entries of the mixture.) The regulariser and the stopping
+            criterion see the graph without dropout. (default: :obj:`0.`)
         add_self_loops (bool, optional): Whether to add self-loops to the initial graph.
             (default: :obj:`True`)
         normalize (bool, optional): Whether to normalise the initial graph

@@ -203,7 +203,13 @@ class Trace:
                 'Expected the trace of a task on nodes, whose predictions a graph '
                 "connects (got that of 'readout')"
             )
-        probs = self.out.softmax(dim=-1) if probs is None else probs
+        if probs is None:
+            if self.out.size(-1) == 1:
+                raise ValueError(
+                    "Expected 'probs' for a model with one output, whose softmax is "
+                    'one everywhere (got none); its sigmoid may be meant'
+                )
+            probs = self.out.softmax(dim=-1)
         if not isinstance(probs, Tensor):
             raise TypeError(
                 f"Expected 'probs' to be a 'torch.Tensor' (got "

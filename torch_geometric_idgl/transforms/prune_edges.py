@@ -39,7 +39,8 @@ class PruneEdges(BaseTransform):
             share, divided by the number that one of them has; :obj:`"cosine"`; or
             :obj:`"auto"`, Jaccard for binary features, whose rows may be scaled (as by
             :class:`~torch_geometric.transforms.NormalizeFeatures`), and cosine for all
-            others. A node without features is similar to none (zero).
+            others. A node without features is similar to none (zero). Jaccard counts
+            entries that are not zero, whatever they are: it is for sparse features.
             (default: :obj:`"auto"`)
     """
 
@@ -60,8 +61,15 @@ class PruneEdges(BaseTransform):
         edge_index = data.edge_index.as_subclass(Tensor)
         attrs = edge_attrs(data)
         check_edges(edge_index, attrs, data.num_nodes)
+        if data.x.dim() != 2:
+            raise ValueError(
+                f"Expected 'x' to be of shape [num_nodes, num_features] (got "
+                f'{list(data.x.size())})'
+            )
         row, col = edge_index
-        keep = self._similarity(data.x.detach(), row, col) >= self.threshold
+        similarity = self._similarity(data.x.detach(), row, col)
+        # Equal rows are less than one by rounding.
+        keep = similarity >= self.threshold - 8 * torch.finfo(similarity.dtype).eps
         keep |= row == col
         attrs = {key: value[keep] for key, value in attrs.items()}
         return set_edges(data, edge_index[:, keep], **attrs)
