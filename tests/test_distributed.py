@@ -396,6 +396,7 @@ def messages(fn, timeout, tmp_path, count=1):
             _run(fn, rank, 2, port, tmp_path / 'none', timeout)
         except Exception as error:
             said.put((rank, str(error)))
+            time.sleep(1)  # Rank 0 has the notes, which the other may be reading.
 
     ranks = [context.Process(target=run, args=(rank,)) for rank in range(2)]
     for process in ranks:
