@@ -158,7 +158,8 @@ def main(rank, world_size):
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     seed_everything(args.seed + rank)  # other nodes are dropped on other ranks
 
-    run = {k: v for k, v in vars(args).items() if k not in ('epochs', 'checkpoint')}
+    free = ('root', 'epochs', 'checkpoint')  # may be others when a run goes on
+    run = {key: value for key, value in vars(args).items() if key not in free}
     progress = {'epoch': 0, 'best': 0.0, 'test': 0.0}
     progress = load_checkpoint(args.checkpoint, model, optimizer, run) or progress
     for epoch in range(progress['epoch'] + 1, args.epochs + 1):
